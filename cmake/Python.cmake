@@ -8,22 +8,19 @@ if(SKBUILD)
 endif()
 find_package(Python 3.11 REQUIRED COMPONENTS ${scanrnn_python_components})
 
-if(NOT nanobind_DIR)
-    execute_process(
-        COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
-        OUTPUT_VARIABLE nanobind_DIR
-        OUTPUT_STRIP_TRAILING_WHITESPACE
-        RESULT_VARIABLE scanrnn_status
-        ERROR_QUIET
+execute_process(
+    COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
+    OUTPUT_VARIABLE scanrnn_nanobind_hint
+    OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_QUIET
+)
+find_package(nanobind 3.1 CONFIG QUIET HINTS "${scanrnn_nanobind_hint}")
+if(NOT nanobind_FOUND)
+    message(
+        FATAL_ERROR
+        " scanrnn: ${Python_EXECUTABLE} has no nanobind; install it with 'pip install nanobind>=3.1'"
     )
-    if(NOT scanrnn_status EQUAL 0)
-        message(
-            FATAL_ERROR
-            " scanrnn: ${Python_EXECUTABLE} has no nanobind; install it with 'pip install nanobind>=3.1'"
-        )
-    endif()
 endif()
-find_package(nanobind 3.1 CONFIG REQUIRED)
 
 file(
     GLOB scanrnn_python_sources
