@@ -4,8 +4,23 @@
 # of this machine; on a machine without one, the list of the release wheels.
 
 # Real code for each, and PTX of the last one for what comes after it. CUDA 13 dropped sm_70.
-set(SCANRNN_ARCHITECTURES_CUDA12 70-real 75-real 80-real 86-real 89-real 90)
-set(SCANRNN_ARCHITECTURES_CUDA13 75-real 80-real 86-real 89-real 90-real 100-real 120)
+set(SCANRNN_ARCHITECTURES_CUDA12
+    70-real
+    75-real
+    80-real
+    86-real
+    89-real
+    90
+)
+set(SCANRNN_ARCHITECTURES_CUDA13
+    75-real
+    80-real
+    86-real
+    89-real
+    90-real
+    100-real
+    120
+)
 
 # The compute capabilities of the visible GPUs as CMake writes them (80;90), or an empty list.
 function(scanrnn_find_gpus out)

@@ -3,22 +3,14 @@ include(CMakePackageConfigHelpers)
 
 set(scanrnn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/scanrnn)
 
-install(
-    TARGETS scanrnn
-    EXPORT scanrnnTargets
-    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-)
+install(TARGETS scanrnn EXPORT scanrnnTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(
     DIRECTORY ${PROJECT_SOURCE_DIR}/include/scanrnn
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
     FILES_MATCHING
     PATTERN "*.hpp"
 )
-install(
-    EXPORT scanrnnTargets
-    NAMESPACE scanrnn::
-    DESTINATION ${scanrnn_package_dir}
-)
+install(EXPORT scanrnnTargets NAMESPACE scanrnn:: DESTINATION ${scanrnn_package_dir})
 configure_package_config_file(
     ${CMAKE_CURRENT_LIST_DIR}/scanrnnConfig.cmake.in
     ${PROJECT_BINARY_DIR}/scanrnnConfig.cmake
@@ -31,8 +23,6 @@ write_basic_package_version_file(
     COMPATIBILITY SameMinorVersion
 )
 install(
-    FILES
-        ${PROJECT_BINARY_DIR}/scanrnnConfig.cmake
-        ${PROJECT_BINARY_DIR}/scanrnnConfigVersion.cmake
+    FILES ${PROJECT_BINARY_DIR}/scanrnnConfig.cmake ${PROJECT_BINARY_DIR}/scanrnnConfigVersion.cmake
     DESTINATION ${scanrnn_package_dir}
 )

@@ -60,7 +60,9 @@ scanrnn_tristate(SCANRNN_XLA_FFI)
 
 # The kernels want -O3, which RelWithDebInfo alone would not give. Instrumented code doesn't: there
 # it only costs build time.
-set(scanrnn_optimize $<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:RelWithDebInfo>,$<NOT:$<BOOL:${SCANRNN_SANITIZE}>>>)
+set(scanrnn_optimize
+    $<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:RelWithDebInfo>,$<NOT:$<BOOL:${SCANRNN_SANITIZE}>>>
+)
 
 # Flags of everything that is compiled into the library, whatever its instruction set.
 function(scanrnn_configure_target target)

@@ -22,12 +22,7 @@ if(NOT nanobind_FOUND)
     )
 endif()
 
-file(
-    GLOB scanrnn_python_sources
-    CONFIGURE_DEPENDS
-    RELATIVE ${PROJECT_SOURCE_DIR}
-    python/src/*.cpp
-)
+file(GLOB scanrnn_python_sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} python/src/*.cpp)
 
 # STABLE_ABI has an effect from Python 3.12 on, and only when the component above was found.
 nanobind_add_module(
@@ -62,7 +57,10 @@ if(NOT SCANRNN_XLA_FFI STREQUAL "OFF")
             " scanrnn: SCANRNN_XLA_FFI=ON, but ${Python_EXECUTABLE} has no jaxlib; install it or set SCANRNN_XLA_FFI=OFF"
         )
     else()
-        message(STATUS "scanrnn: building without the JAX handlers (no jaxlib to take the XLA headers from)")
+        message(
+            STATUS
+            "scanrnn: building without the JAX handlers (no jaxlib to take the XLA headers from)"
+        )
     endif()
 endif()
 

@@ -5,7 +5,10 @@ function(scanrnn_read_version out)
     set(numbers)
     foreach(part MAJOR MINOR PATCH)
         if(NOT text MATCHES "#define SCANRNN_VERSION_${part} ([0-9]+)")
-            message(FATAL_ERROR " scanrnn: no SCANRNN_VERSION_${part} in include/scanrnn/version.hpp")
+            message(
+                FATAL_ERROR
+                " scanrnn: no SCANRNN_VERSION_${part} in include/scanrnn/version.hpp"
+            )
         endif()
         list(APPEND numbers ${CMAKE_MATCH_1})
     endforeach()
