@@ -1,0 +1,67 @@
+"""CuPy arrays: work goes to CuPy's current stream."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from .numpy import NumPy
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+
+def owns(obj: object) -> bool:
+    """Whether obj is a CuPy array."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(obj, cupy.ndarray)
+
+
+class CuPy(NumPy):
+    """`Library` for CuPy, which has NumPy's dtypes and strides."""
+
+    type_name = "cupy.ndarray"
+
+    def __init__(self) -> None:
+        self.xp = importlib.import_module("cupy")
+
+    def pointer(self, fn: str, name: str, array: Any) -> int:
+        """Address of the first element, in device memory."""
+        address: int = array.data.ptr
+        return address
+
+    def device(self, array: Any) -> int:
+        """CUDA ordinal."""
+        ordinal: int = array.device.id
+        return ordinal
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
+        """New array; see `Library`."""
+        with like.device:
+            return self.xp.empty(shape, dtype)
+
+    def empty_like(self, array: Any) -> Any:
+        """New array; see `Library`."""
+        with array.device:
+            return self.xp.empty_like(array)
+
+    def stream(self, array: Any) -> int:
+        """CuPy's current stream on the array's device."""
+        handle: int = self.xp.cuda.get_current_stream(array.device.id).ptr
+        return handle
+
+    def check_writable(self, fn: str, name: str, array: Any) -> None:
+        """CuPy arrays always are."""
+
+    def auxiliary(self, value: object, like: Any) -> Any:
+        """Lengths, offsets or flags as an array; see `Library`."""
+        with like.device:
+            return self.xp.asarray(value)
+
+
+@cache
+def library() -> CuPy:
+    """The one `CuPy`; imports CuPy if nobody has."""
+    return CuPy()

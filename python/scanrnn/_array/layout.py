@@ -1,0 +1,371 @@
+"""How arrays with any axes become the (B, T, D) arrays of the core.
+
+All of it is arithmetic on descriptors: axes are reordered, broadcast and merged by their strides,
+so that no array is copied. Several batch axes that don't merge into one (a sliced middle axis, a
+gate that is broadcast over some of them) become several calls of the core.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from . import owner_of, type_name
+from ._types import ACCUMULATION, ITEMSIZES, NAMES, Descriptor, Library
+
+PaddingSide: TypeAlias = Literal["left", "right"]
+# Which of them are None depends on the call, so the core's signatures can't be checked further.
+Descriptors: TypeAlias = list[Any]
+
+
+def describe(library: Library, fn: str, name: str, array: Any, like: Descriptor) -> Descriptor:
+    """Descriptor of an array on the same device as like (the call's main array)."""
+    descriptor = library.describe(fn, name, array)
+    if descriptor[4] != like[4]:
+        raise ValueError(
+            f"{fn}: {name} is on {_device(descriptor)}, expected {_device(like)} like the others"
+        )
+    return descriptor
+
+
+def _device(descriptor: Descriptor) -> str:
+    return "the CPU" if descriptor[4] < 0 else f"cuda:{descriptor[4]}"
+
+
+def expect_shape(fn: str, name: str, got: Sequence[int], expected: Sequence[int]) -> None:
+    """ValueError unless both shapes are equal."""
+    if tuple(got) != tuple(expected):
+        raise ValueError(f"{fn}: {name} has shape {tuple(got)}, expected {tuple(expected)}")
+
+
+def expect_dtype(fn: str, name: str, code: int, expected: Sequence[int]) -> None:
+    """TypeError unless the dtype code is one of those expected."""
+    if code not in expected:
+        names = " or ".join(NAMES[c] for c in dict.fromkeys(expected))
+        raise TypeError(f"{fn}: {name} has dtype {NAMES[code]}, expected {names}")
+
+
+class Layout:
+    """The axes of one call, and its sequences.
+
+    Args:
+        fn: the public function, for error texts.
+        name: the main array's name, for error texts.
+        library: the library of all arrays of the call.
+        main: the array whose shape counts; its axes are (batch..., channel) with the time axis
+            inserted at `axis`. Without a channel or a batch axis these are 1.
+        axis: the time axis.
+        cu_seqlens: offsets of packed sequences, as the user gave them.
+        lengths: valid steps of each sequence, likewise.
+        reset: reset flags, likewise.
+        padding_side: where the invalid steps are.
+
+    Raises:
+        ValueError: the axis, a shape, a device or a combination of arguments is wrong.
+        TypeError: a dtype is wrong.
+    """
+
+    def __init__(
+        self,
+        fn: str,
+        name: str,
+        library: Library,
+        main: Any,
+        axis: int,
+        cu_seqlens: object = None,
+        lengths: object = None,
+        reset: object = None,
+        padding_side: str = "right",
+    ) -> None:
+        self.fn, self.name, self.library = fn, name, library
+        self.main = library.describe(fn, name, main)
+        self.code = self.main[1]
+        self.shape = shape = tuple(main.shape)
+        ndim = len(shape)
+        if ndim == 0:
+            raise ValueError(f"{fn}: {name} has shape (), expected at least a time axis")
+        axis = operator.index(axis)
+        if ndim == 1 and axis == -2:
+            axis = 0
+        if not -ndim <= axis < ndim:
+            raise ValueError(
+                f"{fn}: axis is {axis}, expected {-ndim}..{ndim - 1} for {name} of shape {shape}"
+            )
+        time = axis % ndim
+        rest = [i for i in range(ndim) if i != time]
+        #: The axes in the core's order: batch axes, time, and the channel if there is one.
+        self.order = (*rest[:-1], time, *rest[-1:])
+        self.batch = tuple(shape[i] for i in rest[:-1])
+        self.time = shape[time]
+        self.channels = tuple(shape[i] for i in rest[-1:])
+
+        if padding_side not in ("left", "right"):
+            raise ValueError(f"{fn}: padding_side is {padding_side!r}, expected 'left' or 'right'")
+        if cu_seqlens is not None and lengths is not None:
+            raise ValueError(f"{fn}: cu_seqlens and lengths were both given, expected at most one")
+        # The library's arrays must outlive the call: descriptors don't own memory.
+        self._keep: list[Any] = []
+        self.cu_seqlens = self._offsets(cu_seqlens, main)
+        self.lengths = self._lengths(lengths, main)
+        self.reset = self._reset(reset, main)
+        self.left_padded = padding_side == "left" and lengths is not None
+
+        #: Shape of a state as the user sees it.
+        self.state_shape = (*self.batch, *self.channels)
+        if self.cu_seqlens is not None:
+            self.state_shape = (self.cu_seqlens[2][0] - 1, *self.channels)
+
+    # What the core needs besides arrays
+
+    def _index(self, name: str, value: object, main: Any) -> tuple[Any, Descriptor]:
+        array = self.library.auxiliary(value, main)
+        if array.size == 0 and isinstance(value, (list, tuple)):  # NumPy makes [] a float array
+            array = array.astype("int64")
+        if array.dtype not in ("int32", "int64"):
+            raise TypeError(f"{self.fn}: {name} has dtype {array.dtype}, expected int32 or int64")
+        self._keep.append(array)
+        return array, describe(self.library, self.fn, name, array, self.main)
+
+    def _offsets(self, value: object, main: Any) -> Descriptor | None:
+        if value is None:
+            return None
+        if len(self.batch) > 1 or self.batch not in ((), (1,)):
+            expected = "one sequence axis" if len(self.shape) == 1 else "a batch size of 1"
+            raise ValueError(
+                f"{self.fn}: {self.name} has shape {self.shape}, expected {expected} or no batch "
+                "axis with cu_seqlens"
+            )
+        array, descriptor = self._index("cu_seqlens", value, main)
+        if array.ndim != 1 or array.size == 0:
+            raise ValueError(f"{self.fn}: cu_seqlens has shape {array.shape}, expected (N + 1,)")
+        return descriptor
+
+    def _lengths(self, value: object, main: Any) -> Descriptor | None:
+        if value is None:
+            return None
+        array, descriptor = self._index("lengths", value, main)
+        expect_shape(self.fn, "lengths", array.shape, self.batch)
+        # The core checks values too, but of one call at a time: here before the first one writes.
+        if len(self.batch) > 1 and self.main[4] < 0 and array.size:
+            low, high = int(array.min()), int(array.max())
+            if low < 0 or high > self.time:
+                wrong = low if low < 0 else high
+                raise ValueError(
+                    f"{self.fn}: lengths has the value {wrong}, expected 0..{self.time}"
+                )
+        return descriptor if self.batch else _insert_axis(descriptor)
+
+    def _reset(self, value: object, main: Any) -> Descriptor | None:
+        if value is None:
+            return None
+        array = self.library.auxiliary(value, main)
+        kind = array.dtype.kind
+        if kind == "f" or array.dtype.name == "bfloat16":
+            array = array != 0
+        elif kind != "b" and array.dtype != "uint8":
+            raise TypeError(
+                f"{self.fn}: reset has dtype {array.dtype}, expected bool, uint8 or a float"
+            )
+        expect_shape(self.fn, "reset", array.shape, (*self.batch, self.time))
+        array = array.view("uint8")
+        self._keep.append(array)
+        descriptor = describe(self.library, self.fn, "reset", array, self.main)
+        return descriptor if self.batch else _insert_axis(descriptor)
+
+    # Arguments as (batch..., T, D) and (batch..., D) descriptors; None stays None
+
+    def full(self, name: str, array: Any) -> Any:
+        """An array of the main one's shape and dtype as (batch..., T, D), at least 3 axes."""
+        if array is None:
+            return None
+        descriptor = describe(self.library, self.fn, name, array, self.main)
+        expect_dtype(self.fn, name, descriptor[1], [self.code])
+        expect_shape(self.fn, name, descriptor[2], self.shape)
+        return self._ordered(descriptor)
+
+    def gate(self, name: str, array: Any) -> Any:
+        """An array that broadcasts to the main one's shape, likewise; axes may be 1."""
+        if array is None:
+            return None
+        pointer, code, shape, strides, device = describe(
+            self.library, self.fn, name, array, self.main
+        )
+        expect_dtype(self.fn, name, code, [self.code])
+        missing = len(self.shape) - len(shape)
+        padded = (1,) * missing + shape
+        if missing < 0 or any(n not in (1, m) for n, m in zip(padded, self.shape, strict=True)):
+            raise ValueError(
+                f"{self.fn}: {name} has shape {shape}, expected a shape that broadcasts to "
+                f"{self.shape}"
+            )
+        return self._ordered((pointer, code, padded, (0,) * missing + strides, device))
+
+    def state(self, name: str, array: Any) -> Any:
+        """An array of `state_shape` as (batch..., D), or (N, D) for packed sequences."""
+        if array is None:
+            return None
+        descriptor = describe(self.library, self.fn, name, array, self.main)
+        expect_dtype(self.fn, name, descriptor[1], [self.code, ACCUMULATION[self.code]])
+        expect_shape(self.fn, name, descriptor[2], self.state_shape)
+        if not self.channels:
+            descriptor = _append_axis(descriptor)
+        return descriptor if self.batch or self.cu_seqlens else _insert_axis(descriptor)
+
+    def _ordered(self, descriptor: Descriptor) -> Descriptor:
+        pointer, code, shape, strides, device = descriptor
+        order = self.order
+        ordered = (
+            pointer,
+            code,
+            tuple(shape[i] for i in order),
+            tuple(strides[i] for i in order),
+            device,
+        )
+        if not self.channels:
+            ordered = _append_axis(ordered)
+        return ordered if self.batch else _insert_axis(ordered)
+
+    def check_out(self, out: Any, inputs: Mapping[str, Any]) -> None:
+        """Check that a caller's output array can be written.
+
+        Args:
+            out: the array; its shape and dtype are left to `full`.
+            inputs: arrays by name that it may not share memory with, or None.
+
+        Raises:
+            TypeError: it is not an array of the call's library.
+            ValueError: it is read-only, its elements overlap, or it overlaps an input.
+        """
+        fn, library = self.fn, self.library
+        if owner_of(fn, "out", out) is not library:
+            raise TypeError(
+                f"{fn}: out is a {type_name(out)}, expected a {library.type_name} like {self.name}"
+            )
+        library.check_writable(fn, "out", out)
+        if any(n > 1 and s == 0 for n, s in zip(out.shape, out.strides, strict=True)):
+            raise ValueError(f"{fn}: out has strides {out.strides}, expected no stride of 0")
+        for name, array in inputs.items():
+            if array is not None and library.xp.may_share_memory(out, array):
+                raise ValueError(f"{fn}: out overlaps {name}, expected memory of its own")
+
+    # Gates that are broadcast over some of the batch axes
+
+    def broadcasts_batch(self, gate: Descriptor) -> bool:
+        """Whether a gate is broadcast over a batch axis."""
+        return any(n == 1 != m for n, m in zip(gate[2], self.batch, strict=False))
+
+    def with_full_batch(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A gate's shape with the batch axes no longer broadcast."""
+        full = [1] * (len(self.shape) - len(shape)) + list(shape)
+        for i, size in zip(self.order, self.batch, strict=False):
+            full[i] = size
+        return tuple(full)
+
+    def sum_to(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """Sum an array of `with_full_batch` to a gate's shape, in the accumulation dtype."""
+        padded = (1,) * (array.ndim - len(shape)) + shape
+        axes = tuple(i for i, n in enumerate(padded) if n != array.shape[i])
+        dtype = self.library.dtype(ACCUMULATION[self.code])
+        return array.sum(axis=axes, dtype=dtype).astype(array.dtype).reshape(shape)
+
+    # Calls
+
+    def calls(
+        self, arrays: Descriptors, **keywords: Any
+    ) -> Iterator[tuple[Descriptors, dict[str, Any]]]:
+        """Arguments of the core's calls that do the work.
+
+        Args:
+            arrays: what `full`, `gate` and `state` made.
+            keywords: more keywords for every call.
+
+        Yields:
+            The arrays of one call, and its keywords.
+        """
+        keywords.update(cu_seqlens=self.cu_seqlens, left_padded=self.left_padded)
+        sequences = [self.lengths, self.reset]
+        if len(self.batch) > 1:
+            calls = split_batch(self.batch, [*arrays, *sequences])
+        else:
+            calls = iter([[*arrays, *sequences]])
+        for *parts, lengths, reset in calls:
+            yield parts, {**keywords, "lengths": lengths, "reset": reset}
+
+
+def _insert_axis(descriptor: Descriptor) -> Descriptor:
+    pointer, code, shape, strides, device = descriptor
+    return pointer, code, (1, *shape), (0, *strides), device
+
+
+def _append_axis(descriptor: Descriptor) -> Descriptor:
+    pointer, code, shape, strides, device = descriptor
+    return pointer, code, (*shape, 1), (*strides, 1), device
+
+
+def _groups(batch: tuple[int, ...], arrays: Descriptors) -> list[list[int]]:
+    """The batch axes longer than 1, neighbours that one stride can walk over grouped together."""
+    given = [d for d in arrays if d is not None]
+    groups: list[list[int]] = []
+    for i, size in enumerate(batch):
+        if size == 1:
+            continue
+        if groups and all(
+            (d[2][groups[-1][-1]] == 1) == (d[2][i] == 1)
+            and (d[2][i] == 1 or d[3][groups[-1][-1]] == d[3][i] * size)
+            for d in given
+        ):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def needs_split(batch: tuple[int, ...], arrays: Descriptors) -> bool:
+    """Whether the batch axes do not merge into one."""
+    return 0 not in batch and len(_groups(batch, arrays)) > 1
+
+
+def split_batch(batch: tuple[int, ...], arrays: Descriptors) -> Iterator[Descriptors]:
+    """Merge the batch axes that merge, and loop over the others.
+
+    Args:
+        batch: sizes of the batch axes.
+        arrays: descriptors that start with the batch axes, or None. A size of 1 is broadcast.
+
+    Yields:
+        The same descriptors with one batch axis.
+    """
+    if 0 in batch:
+        n = len(batch)
+        yield [
+            None if d is None else (d[0], d[1], (0, *d[2][n:]), (0, *d[3][n:]), d[4])
+            for d in arrays
+        ]
+        return
+    groups = _groups(batch, arrays)
+    sizes = [math.prod(batch[i] for i in group) for group in groups]
+    # The longest group is the core's batch: the fewest calls.
+    inner = groups.pop(sizes.index(max(sizes))) if groups else []
+    for index in itertools.product(*(range(math.prod(batch[i] for i in g)) for g in groups)):
+        yield [None if d is None else _part(batch, d, inner, groups, index) for d in arrays]
+
+
+def _part(
+    batch: tuple[int, ...],
+    descriptor: Descriptor,
+    inner: list[int],
+    outer: list[list[int]],
+    index: tuple[int, ...],
+) -> Descriptor:
+    pointer, code, shape, strides, device = descriptor
+    n = len(batch)
+    for i, group in zip(index, outer, strict=True):
+        if shape[group[-1]] != 1:
+            pointer += i * strides[group[-1]] * ITEMSIZES[code]
+    size, stride = 1, 0
+    if inner and shape[inner[-1]] != 1:
+        size, stride = math.prod(batch[i] for i in inner), strides[inner[-1]]
+    return pointer, code, (size, *shape[n:]), (stride, *strides[n:]), device

@@ -1,0 +1,113 @@
+"""NumPy arrays: bfloat16 by the ml_dtypes package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._types import (
+    BFLOAT16,
+    COMPUTE,
+    INT32,
+    INT64,
+    ITEMSIZES,
+    NAMES,
+    UINT8,
+    Descriptor,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+# Byte order counts in a NumPy dtype, so that these are the native ones only.
+_CODES: dict[np.dtype[Any], int] = {
+    np.dtype(NAMES[code]): code for code in (*COMPUTE, INT32, INT64, UINT8) if code != BFLOAT16
+}
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int | None:
+    """The core's code for a NumPy dtype, or None."""
+    code = _CODES.get(dtype)
+    # bfloat16 is ml_dtypes' own type object: known by name, so that its package stays optional.
+    if code is None and dtype.name == "bfloat16" and dtype.itemsize == 2:
+        code = _CODES[dtype] = BFLOAT16
+    return code
+
+
+def numpy_dtype(code: int) -> np.dtype[Any]:
+    """The NumPy dtype for a code; TypeError if bfloat16 needs ml_dtypes and it is not there."""
+    if code != BFLOAT16:
+        return np.dtype(NAMES[code])
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError("NumPy has bfloat16 only with the ml_dtypes package installed") from None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def owns(obj: object) -> bool:
+    """Whether obj is a NumPy array or scalar."""
+    return isinstance(obj, (np.ndarray, np.generic))
+
+
+class NumPy:
+    """`Library` for NumPy."""
+
+    type_name = "numpy.ndarray"
+    xp: Any = np
+
+    def describe(self, fn: str, name: str, array: Any) -> Descriptor:
+        """Descriptor of an array; see `Library`."""
+        code = dtype_code(array.dtype)
+        if code is None:
+            raise TypeError(
+                f"{fn}: {name} has dtype {array.dtype}, expected {', '.join(NAMES[:6])}"
+            )
+        itemsize = ITEMSIZES[code]
+        shape, strides = array.shape, array.strides
+        for size, stride in zip(shape, strides, strict=True):
+            if stride % itemsize and size > 1:
+                raise ValueError(
+                    f"{fn}: {name} has strides {strides} in bytes, expected multiples of its "
+                    f"itemsize {itemsize}"
+                )
+        elements = tuple([stride // itemsize for stride in strides])
+        return self.pointer(fn, name, array), code, shape, elements, self.device(array)
+
+    def pointer(self, fn: str, name: str, array: Any) -> int:
+        """Address of the first element."""
+        if not array.flags.aligned:
+            raise ValueError(f"{fn}: {name} is not aligned to its itemsize {array.itemsize}")
+        address: int = array.ctypes.data
+        return address
+
+    def device(self, array: Any) -> int:
+        """Device as in a descriptor."""
+        return -1
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
+        """New array; see `Library`."""
+        return np.empty(shape, dtype)
+
+    def empty_like(self, array: Any) -> Any:
+        """New array; see `Library`."""
+        return np.empty_like(array, subok=False)
+
+    def dtype(self, code: int) -> DTypeLike:
+        """Dtype for a code; see `Library`."""
+        return numpy_dtype(code)
+
+    def stream(self, array: Any) -> int:
+        """0: the CPU has no streams."""
+        return 0
+
+    def check_writable(self, fn: str, name: str, array: Any) -> None:
+        """See `Library`."""
+        if not array.flags.writeable:
+            raise ValueError(f"{fn}: {name} is read-only, expected a writable array")
+
+    def auxiliary(self, value: object, like: Any) -> Any:
+        """Lengths, offsets or flags as an array; see `Library`."""
+        return np.asarray(value)
