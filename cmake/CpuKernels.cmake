@@ -59,6 +59,12 @@ function(scanrnn_add_cpu_kernels target)
                 PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
             )
             scanrnn_configure_target(scanrnn_cpu_${isa})
+            # GCC 12's own AVX-512 intrinsics start from a variable initialised with itself (GCC bug
+            # 105593), which it then warns of.
+            target_compile_options(
+                scanrnn_cpu_${isa}
+                PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
+            )
             target_sources(${target} PRIVATE $<TARGET_OBJECTS:scanrnn_cpu_${isa}>)
         endif()
     endforeach()

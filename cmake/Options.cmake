@@ -89,15 +89,10 @@ function(scanrnn_configure_target target)
     if(DEBUG_MERGE)
         target_compile_definitions(${target} PRIVATE SCANRNN_DEBUG_MERGE)
     endif()
-    target_compile_options(
-        ${target}
-        PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wpedantic> $<$<COMPILE_LANGUAGE:CXX>:-Wshadow>
-    )
     scanrnn_enable_warnings(${target})
     scanrnn_enable_sanitizers(${target})
 endfunction()
 
-# The warnings that code including other projects' headers can be held to as well.
 function(scanrnn_enable_warnings target)
     target_compile_options(
         ${target}
