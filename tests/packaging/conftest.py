@@ -61,10 +61,11 @@ def sdist(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def source(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution unpacked: a tree that is no git repository."""
     if given := os.environ.get("SCANRNN_SOURCE"):
         return Path(given)
+    sdist = request.getfixturevalue("sdist")
     folder = tmp_path_factory.mktemp("source")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
@@ -77,9 +78,12 @@ def pip(*arguments: str | Path) -> Sequence[str | Path]:
 
 
 @pytest.fixture(scope="session")
-def wheel(run: Run, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(
+    run: Run, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     if given := os.environ.get("SCANRNN_WHEEL"):
         return Path(given)
+    source = request.getfixturevalue("source")
     folder = tmp_path_factory.mktemp("wheel")
     run(*pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source))
     (built,) = folder.glob("*.whl")
@@ -113,9 +117,12 @@ def numpy_python(run: Run, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def install_tree(run: Run, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def install_tree(
+    run: Run, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     if given := os.environ.get("SCANRNN_INSTALL"):
         return Path(given)
+    source = request.getfixturevalue("source")
     folder = tmp_path_factory.mktemp("install")
     run("cmake", "-S", source, "-B", folder / "build", "-DSCANRNN_BUILD_TESTS=OFF")
     run("cmake", "--build", folder / "build", "--parallel")
