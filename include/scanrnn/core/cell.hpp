@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a cell is.
+//
+// A cell is the mathematics of one step of one channel, written once, over any register type R
+// (float, double, Complex of them, or a backend's SIMD vectors). Executors supply the loops, the
+// merge tree, the layouts and the dtypes; a cell supplies these members. cells/sru.hpp is the worked
+// example: read it beside this list.
+//
+//   static constexpr int inputs;                arrays that a step reads, in the order of `in`
+//   static constexpr unsigned map_inputs;       bit i: `step` reads in[i]
+//   static constexpr unsigned backward_inputs;  bit i: the backward members read in[i]
+//   static constexpr bool state_is_output;      output(in, c) is c: backward then reads the states
+//                                               from the output instead of recomputing them
+//
+//   Affine<R> step(in)                          the map of this step: c_t = a c_{t-1} + x
+//   R output(in, c)                             y_t from the state after the step
+//   R gain(in)                                  da_t of the adjoint: what g_t passes on to g_{t-1}
+//   R output_adjoint(in, c, dy)                 d(output)/dc applied to dy
+//   void pullback(in, c_prev, c, dy, g, din)    gradients of every input, g = dL/dc_t in full
+//
+// `in` is R[inputs]. An input that is constant over time or batch (a bias) is an ordinary input with
+// stride 0: the executor sums its gradient over the axes it is broadcast over.
+#pragma once
+
+#include "scanrnn/core/affine.hpp"
+
+namespace scanrnn {
+
+/// Inputs that an executor makes room for.
+inline constexpr int kMaxInputs = 8;
+
+template <class Cell>
+struct CellTraits {
+  static constexpr unsigned all_inputs = (1u << Cell::inputs) - 1;
+  static constexpr bool is_cell = Cell::inputs >= 1 && Cell::inputs <= kMaxInputs &&
+                                  (Cell::map_inputs & ~all_inputs) == 0 &&
+                                  (Cell::backward_inputs & ~all_inputs) == 0;
+};
+
+}  // namespace scanrnn

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrays as Python hands them over: (pointer, dtype code, shape, strides in elements, device), where
+// device is -1 for the CPU or a CUDA ordinal. The framework's adapter makes the tuple; nothing here
+// knows a framework.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "scanrnn/scanrnn.hpp"
+
+namespace scanrnn::python {
+
+namespace nb = nanobind;
+
+inline std::int64_t to_int(PyObject* object, const char* name) {
+  const long long value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    throw InvalidType(std::string(name) + " is not an array descriptor: expected integers");
+  }
+  return value;
+}
+
+/// Reads the arguments of one call and holds them to one device.
+class Arguments {
+ public:
+  template <int Rank>
+  ConstArray<Rank> input(nb::handle object, const char* name) {
+    return parse<Rank>(object, name);
+  }
+
+  template <int Rank>
+  Array<Rank> output(nb::handle object, const char* name) {
+    const ConstArray<Rank> view = parse<Rank>(object, name);
+    Array<Rank> array{const_cast<void*>(view.data), view.dtype, {}, {}};
+    for (int i = 0; i < Rank; ++i) {
+      array.shape[i] = view.shape[i];
+      array.stride[i] = view.stride[i];
+    }
+    return array;
+  }
+
+  Sequences sequences(nb::handle cu_seqlens, nb::handle lengths, nb::handle reset,
+                      bool left_padded, bool reverse) {
+    Sequences s;
+    s.cu_seqlens = input<1>(cu_seqlens, "cu_seqlens");
+    s.lengths = input<1>(lengths, "lengths");
+    s.reset = input<2>(reset, "reset");
+    s.left_padded = left_padded;
+    s.reverse = reverse;
+    return s;
+  }
+
+  Target target(std::uintptr_t stream) const {
+    Target t;
+    if (device_ >= 0) {
+      t.device = Device::cuda;
+      t.index = static_cast<int>(device_);
+      t.stream = reinterpret_cast<void*>(stream);
+    }
+    return t;
+  }
+
+ private:
+  static std::string place(std::int64_t device) {
+    return device < 0 ? "the CPU" : "cuda:" + std::to_string(device);
+  }
+
+  template <int Rank>
+  ConstArray<Rank> parse(nb::handle object, const char* name) {
+    ConstArray<Rank> view;
+    PyObject* o = object.ptr();
+    if (o == Py_None) return view;
+    if (!PyTuple_Check(o) || PyTuple_Size(o) != 5) {
+      throw InvalidType(std::string(name) +
+                        " is not an array descriptor: expected (ptr, dtype, shape, strides, device)");
+    }
+    void* data = PyLong_AsVoidPtr(PyTuple_GetItem(o, 0));
+    if (data == nullptr && PyErr_Occurred()) {
+      PyErr_Clear();
+      throw InvalidType(std::string(name) + " has a pointer that is not an integer");
+    }
+    // An empty array may have no memory; it is given all the same.
+    static double nothing[2] = {0, 0};
+    view.data = data != nullptr ? data : nothing;
+    const std::int64_t dtype = to_int(PyTuple_GetItem(o, 1), name);
+    if (dtype < 0 || dtype > static_cast<int>(DType::u8)) {
+      throw InvalidType(std::string(name) + " has unknown dtype code " + std::to_string(dtype));
+    }
+    view.dtype = static_cast<DType>(dtype);
+    PyObject* shape = PyTuple_GetItem(o, 2);
+    PyObject* strides = PyTuple_GetItem(o, 3);
+    if (!PyTuple_Check(shape) || !PyTuple_Check(strides) || PyTuple_Size(shape) != Rank ||
+        PyTuple_Size(strides) != Rank) {
+      throw InvalidArgument(std::string(name) + " has " +
+                            std::to_string(PyTuple_Check(shape) ? PyTuple_Size(shape) : -1) +
+                            " axes, expected " + std::to_string(Rank));
+    }
+    for (int i = 0; i < Rank; ++i) {
+      view.shape[i] = to_int(PyTuple_GetItem(shape, i), name);
+      view.stride[i] = to_int(PyTuple_GetItem(strides, i), name);
+    }
+    const std::int64_t device = to_int(PyTuple_GetItem(o, 4), name);
+    if (first_ == nullptr) {
+      first_ = name;
+      device_ = device;
+    } else if (device != device_) {
+      throw InvalidArgument(std::string(name) + " is on " + place(device) + ", expected " +
+                            place(device_) + ", where " + first_ + " is");
+    }
+    return view;
+  }
+
+  const char* first_ = nullptr;
+  std::int64_t device_ = -1;
+};
+
+/// Host memory for one call, given back at its end.
+class HostWorkspace {
+ public:
+  explicit HostWorkspace(std::size_t bytes)
+      : memory_(static_cast<char*>(::operator new(bytes))), bytes_(bytes) {}
+  ~HostWorkspace() { ::operator delete(memory_); }
+  HostWorkspace(const HostWorkspace&) = delete;
+  HostWorkspace& operator=(const HostWorkspace&) = delete;
+  operator Workspace() const { return {memory_, bytes_}; }
+
+ private:
+  char* memory_;
+  std::size_t bytes_;
+};
+
+void bind_scan(nb::module_& m);
+void bind_sru(nb::module_& m);
+void bind_runtime(nb::module_& m);
+void bind_debug(nb::module_& m);
+void bind_dlpack(nb::module_& m);
+
+}  // namespace scanrnn::python

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// A validated call, in the one form that every backend runs.
+#pragma once
+
+#include "scanrnn/core/cell.hpp"
+#include "scanrnn/types.hpp"
+
+namespace scanrnn {
+
+/// The cells that backends have kernels for.
+enum class CellKind : int { scan, sru };
+
+/// A recurrence to run, forward or backward. Strides of broadcast axes are 0 and absent inputs are
+/// scalars of zero with stride 0, so that every input has the full shape.
+struct Problem {
+  bool backward = false;
+  std::int64_t batch = 0, time = 0, channels = 0, sequences = 0;
+  DType dtype = DType::f32;
+  DType accumulation = DType::f32;
+  Sequences layout;
+
+  CellKind kind = CellKind::scan;
+  const void* cell = nullptr;  ///< the cell itself: its run-time options
+  int inputs = 0;
+  unsigned map_inputs = 0;
+  unsigned backward_inputs = 0;
+  bool state_is_output = false;
+
+  ConstArray<3> in[kMaxInputs];
+  ConstArray<2> initial;  ///< (N,D) state before the first step, optional
+  Array<2> checkpoints;   ///< (checkpoint_rows, D) accumulation dtype, optional
+
+  Array<3> out;          ///< forward
+  Array<2> final_state;  ///< forward, optional
+
+  ConstArray<3> states;      ///< backward: forward's output, where that is the state
+  ConstArray<3> dy;          ///< backward, optional
+  ConstArray<2> dfinal;      ///< backward, optional
+  Array<3> din[kMaxInputs];  ///< backward, each optional; axes of shape 1 are summed over
+  Array<2> dinitial;         ///< backward, optional
+
+  template <class Cell>
+  void set_cell(CellKind cell_kind, const Cell& c) {
+    static_assert(CellTraits<Cell>::is_cell);
+    kind = cell_kind;
+    cell = &c;
+    inputs = Cell::inputs;
+    map_inputs = Cell::map_inputs;
+    backward_inputs = Cell::backward_inputs;
+    state_is_output = Cell::state_is_output;
+  }
+};
+
+}  // namespace scanrnn

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hands a validated problem to the backend that the target names.
+#pragma once
+
+#include "common/backend.hpp"
+
+namespace scanrnn {
+
+inline std::size_t workspace_bytes(const Problem& problem, const Target& target) {
+  return target.device == Device::cuda ? cuda::workspace_bytes(problem, target)
+                                       : cpu::workspace_bytes(problem);
+}
+
+inline void run(const Problem& problem, Workspace workspace, const Target& target) {
+  if (target.device == Device::cuda) {
+    cuda::execute(problem, workspace, target);
+  } else {
+    cpu::execute(problem, workspace);
+  }
+}
+
+}  // namespace scanrnn

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an instruction set supplies to the executor: leaf kernels per cell and accumulation type,
+// and the transfers between the caller's arrays and the kernels' rows. Plain structs and function
+// pointers, so that code built for one instruction set shares nothing with the rest.
+//
+// A kernel works on `lanes` lanes side by side, each with a state of its own. A row holds one step of
+// all lanes, in the accumulation type; complex rows hold the real parts, then, `plane` scalars
+// later, the imaginary ones. What a lane is, a channel or a segment of time, the executor decides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "scanrnn/core/cell.hpp"
+#include "scanrnn/types.hpp"
+
+namespace scanrnn::cpu {
+
+struct ConstRows {
+  const void* data = nullptr;  ///< row 0
+  std::ptrdiff_t stride = 0;   ///< scalars from one row to the next
+};
+
+struct Rows {
+  void* data = nullptr;
+  std::ptrdiff_t stride = 0;
+};
+
+/// One leaf: at most kLeafSteps steps of `lanes` lanes (a multiple of the kernel's vector width).
+struct LeafArgs {
+  const void* cell = nullptr;
+  int steps = 0;
+  int lanes = 0;
+  std::ptrdiff_t plane = 0;
+  ConstRows in[kMaxInputs];
+  const std::uint8_t* reset = nullptr;  ///< one flag a step, or null
+  std::ptrdiff_t reset_stride = 0;
+  void* state = nullptr;  ///< (lanes) forward: h, backward: the incoming adjoint; updated by run
+  void* map_a = nullptr;  ///< (lanes) written: the leaf's map
+  void* map_x = nullptr;
+  // Forward.
+  Rows out;
+  bool stream_out = false;  ///< write `out` past the caches
+  // Backward.
+  const void* c_first = nullptr;  ///< (lanes) state before step 0
+  ConstRows c_prev;               ///< row t: state before step t, read for t >= 1
+  ConstRows c;                    ///< row t: state after step t, where the cell needs it
+  ConstRows dy;
+  Rows din[kMaxInputs];     ///< data null: not stored
+  void* sum[kMaxInputs];    ///< (lanes) written: din summed over the leaf; null: not wanted
+};
+
+struct CellKernels {
+  int vector_lanes;
+  void (*map)(const LeafArgs&);     ///< map_a, map_x
+  void (*run)(const LeafArgs&);     ///< map_a, map_x, state, out
+  void (*states)(const LeafArgs&);  ///< out = states after each step from `state`, which is updated
+  void (*map_backward)(const LeafArgs&);
+  void (*run_backward)(const LeafArgs&);
+};
+
+/// Vectors of `scalars` lanes of one accumulation type.
+struct MapKernels {
+  /// (a, x) = merge((earlier_a, earlier_x), (a, x))
+  void (*merge)(int lanes, std::ptrdiff_t plane, const void* earlier_a, const void* earlier_x,
+                void* a, void* x);
+  /// out = a s + x
+  void (*apply)(int lanes, std::ptrdiff_t plane, const void* a, const void* x, const void* s,
+                void* out);
+  /// sum = earlier + sum
+  void (*add)(int lanes, std::ptrdiff_t plane, const void* earlier, void* sum);
+};
+
+/// Between `steps` x `lanes` elements of a caller's array (strides in elements) and rows.
+struct TransferArgs {
+  std::ptrdiff_t steps;
+  int lanes;
+  const void* source;
+  void* target;
+  std::ptrdiff_t step_stride;  ///< of the caller's array
+  std::ptrdiff_t lane_stride;
+  std::ptrdiff_t row_stride;  ///< of the rows, scalars
+  std::ptrdiff_t plane;
+};
+
+using Transfer = void (*)(const TransferArgs&);
+
+inline constexpr int kFloatDTypes = 6;  // f16 .. c128, the first entries of DType
+
+struct InstructionSet {
+  const char* name;
+  /// Indexed by accumulation type: f32, f64, c64, c128 (DType minus f32).
+  CellKernels scan[4];
+  CellKernels sru[2];
+  MapKernels map[4];
+  Transfer load[kFloatDTypes];   ///< caller's array of that dtype -> rows
+  Transfer store[kFloatDTypes];  ///< rows -> caller's array
+};
+
+}  // namespace scanrnn::cpu

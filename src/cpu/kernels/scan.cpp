@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scan's leaf kernels, for the instruction set this file is compiled for.
+#include "cpu/kernels/family.hpp"
+
+#include "scanrnn/core/cells/scan.hpp"
+
+namespace scanrnn::cpu::SCANRNN_ISA {
+
+void add_scan(InstructionSet& set) {
+  set.scan[0] = Leaf<ScanCell, Vec<float>>::kernels();
+  set.scan[1] = Leaf<ScanCell, Vec<double>>::kernels();
+  set.scan[2] = Leaf<ScanCell, Complex<Vec<float>>>::kernels();
+  set.scan[3] = Leaf<ScanCell, Complex<Vec<double>>>::kernels();
+  set.map[0] = Maps<Vec<float>>::kernels();
+  set.map[1] = Maps<Vec<double>>::kernels();
+  set.map[2] = Maps<Complex<Vec<float>>>::kernels();
+  set.map[3] = Maps<Complex<Vec<double>>>::kernels();
+}
+
+}  // namespace scanrnn::cpu::SCANRNN_ISA

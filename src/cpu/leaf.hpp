@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// The leaf kernels: a cell's step over the lanes of one leaf. Written once for every cell, register
+// type and instruction set. Narrow blocks keep their lanes in registers over the whole leaf; wide
+// ones walk row by row, as memory lies, and keep the lanes' states in the first-level cache.
+#pragma once
+
+#include "cpu/kernels.hpp"
+#include "cpu/simd.hpp"
+
+namespace scanrnn::cpu::SCANRNN_ISA {
+
+/// Vectors side by side that a narrow block keeps in registers.
+inline constexpr int kBlock = 4;
+
+template <class Cell, class R>
+struct Leaf {
+  using S = typename Register<R>::Scalar;
+  using Reg = Register<R>;
+  static constexpr unsigned all_inputs = CellTraits<Cell>::all_inputs;
+  static_assert(CellTraits<Cell>::is_cell);
+
+  static SCANRNN_HD const S* row(const ConstRows& rows, int t, int lane) {
+    return static_cast<const S*>(rows.data) + t * rows.stride + lane;
+  }
+  static SCANRNN_HD S* row(const Rows& rows, int t, int lane) {
+    return static_cast<S*>(rows.data) + t * rows.stride + lane;
+  }
+
+  static SCANRNN_HD R get(const void* vector, int lane, std::ptrdiff_t plane) {
+    return Reg::load(static_cast<const S*>(vector) + lane, plane);
+  }
+  static SCANRNN_HD void put(void* vector, int lane, std::ptrdiff_t plane, const R& r) {
+    Reg::store(static_cast<S*>(vector) + lane, plane, r);
+  }
+
+  static SCANRNN_HD bool is_reset(const LeafArgs& g, int t) {
+    return g.reset != nullptr && g.reset[t * g.reset_stride] != 0;
+  }
+
+  template <unsigned Wanted>
+  static SCANRNN_HD void read(const LeafArgs& g, int t, int lane, R (&in)[Cell::inputs]) {
+    for (int i = 0; i < Cell::inputs; ++i) {
+      in[i] = (Wanted >> i) & 1u ? Reg::load(row(g.in[i], t, lane), g.plane) : R{};
+    }
+  }
+
+  /// What a lane carries through a leaf. Forward `state` is c; backward it is the adjoint that flows
+  /// into the step from later ones. (a, x) is the map composed so far.
+  struct Carry {
+    R state, a, x;
+  };
+
+  // The kernels differ in their step alone; each reads and updates the carry of one register.
+
+  struct MapStep {
+    static constexpr bool has_state = false, has_map = true, descending = false;
+    static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
+                                Carry& c, R*) {
+      R in[Cell::inputs];
+      read<Cell::map_inputs>(g, t, lane, in);
+      const Affine<R> map = cell.step(in);
+      c.a = cut ? R{} : product(map.a, c.a);
+      c.x = cut ? map.x : fma(map.a, c.x, map.x);
+    }
+  };
+
+  struct RunStep {
+    static constexpr bool has_state = true, has_map = true, descending = false;
+    static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
+                                Carry& c, R*) {
+      R in[Cell::inputs];
+      read<all_inputs>(g, t, lane, in);
+      const Affine<R> map = cell.step(in);
+      c.a = cut ? R{} : product(map.a, c.a);
+      c.x = cut ? map.x : fma(map.a, c.x, map.x);
+      c.state = cut ? map.x : fma(map.a, c.state, map.x);
+      const R y = cell.output(in, c.state);
+      if (g.stream_out) {
+        Reg::store_past_cache(row(g.out, t, lane), g.plane, y);
+      } else {
+        Reg::store(row(g.out, t, lane), g.plane, y);
+      }
+    }
+  };
+
+  struct StatesStep {
+    static constexpr bool has_state = true, has_map = false, descending = false;
+    static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
+                                Carry& c, R*) {
+      R in[Cell::inputs];
+      read<Cell::map_inputs>(g, t, lane, in);
+      const Affine<R> map = cell.step(in);
+      c.state = cut ? map.x : fma(map.a, c.state, map.x);
+      Reg::store(row(g.out, t, lane), g.plane, c.state);
+    }
+  };
+
+  /// dL/dy of a step, and the state after it where the cell's adjoint reads it.
+  static SCANRNN_HD void read_adjoint(const LeafArgs& g, int t, int lane, R& dy, R& c_after) {
+    dy = Reg::load(row(g.dy, t, lane), g.plane);
+    c_after = Cell::state_is_output ? R{} : Reg::load(row(g.c, t, lane), g.plane);
+  }
+
+  struct MapBackwardStep {
+    static constexpr bool has_state = false, has_map = true, descending = true;
+    static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
+                                Carry& c, R*) {
+      R in[Cell::inputs], dy, c_after;
+      read<Cell::backward_inputs>(g, t, lane, in);
+      read_adjoint(g, t, lane, dy, c_after);
+      const R gain = cell.gain(in);
+      const R local = c.x + cell.output_adjoint(in, c_after, dy);
+      c.a = cut ? R{} : product(gain, c.a);
+      c.x = cut ? R{} : product(gain, local);
+    }
+  };
+
+  struct RunBackwardStep {
+    static constexpr bool has_state = true, has_map = true, descending = true;
+    static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
+                                Carry& c, R* sum) {
+      R in[Cell::inputs], din[Cell::inputs], dy, c_after;
+      read<Cell::backward_inputs>(g, t, lane, in);
+      read_adjoint(g, t, lane, dy, c_after);
+      const R c_prev = cut ? R{}
+                           : (t == 0 ? get(g.c_first, lane, g.plane)
+                                     : Reg::load(row(g.c_prev, t, lane), g.plane));
+      const R gain = cell.gain(in);
+      const R local = cell.output_adjoint(in, c_after, dy);
+      const R whole = c.state + local;
+      cell.pullback(in, c_prev, c_after, dy, whole, din);
+      for (int i = 0; i < Cell::inputs; ++i) {
+        if (g.din[i].data != nullptr) Reg::store(row(g.din[i], t, lane), g.plane, din[i]);
+        if (g.sum[i] != nullptr) sum[i] = sum[i] + din[i];
+      }
+      c.state = cut ? R{} : product(gain, whole);
+      c.a = cut ? R{} : product(gain, c.a);
+      c.x = cut ? R{} : product(gain, c.x + local);
+    }
+  };
+
+  static SCANRNN_HD int time_of(const LeafArgs& g, int i, bool descending) {
+    return descending ? g.steps - 1 - i : i;
+  }
+
+  /// `Width` registers from `lane` on, in registers for the whole leaf.
+  template <class Step, int Width>
+  static SCANRNN_HD void narrow(const LeafArgs& g, int first_lane) {
+    const Cell cell = *static_cast<const Cell*>(g.cell);
+    constexpr bool sums = Step::descending && Step::has_state;
+    Carry carry[Width];
+    R sum[Width][Cell::inputs];
+    for (int v = 0; v < Width; ++v) {
+      const int lane = first_lane + v * Reg::lanes;
+      carry[v] = {Step::has_state ? get(g.state, lane, g.plane) : R{}, Constant<R>::of(1), R{}};
+      for (int i = 0; i < Cell::inputs; ++i) sum[v][i] = R{};
+    }
+    for (int i = 0; i < g.steps; ++i) {
+      const int t = time_of(g, i, Step::descending);
+      const bool cut = is_reset(g, t);
+      for (int v = 0; v < Width; ++v) {
+        Step::step(g, cell, t, first_lane + v * Reg::lanes, cut, carry[v], sum[v]);
+      }
+    }
+    for (int v = 0; v < Width; ++v) {
+      const int lane = first_lane + v * Reg::lanes;
+      if (Step::has_state) put(g.state, lane, g.plane, carry[v].state);
+      if (Step::has_map) {
+        put(g.map_a, lane, g.plane, carry[v].a);
+        put(g.map_x, lane, g.plane, carry[v].x);
+      }
+      if (sums) {
+        for (int i = 0; i < Cell::inputs; ++i) {
+          if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, sum[v][i]);
+        }
+      }
+    }
+  }
+
+  /// All lanes, row by row.
+  template <class Step>
+  static SCANRNN_HD void wide(const LeafArgs& g) {
+    const Cell cell = *static_cast<const Cell*>(g.cell);
+    constexpr bool sums = Step::descending && Step::has_state;
+    for (int lane = 0; lane < g.lanes; lane += Reg::lanes) {
+      if (Step::has_map) {
+        put(g.map_a, lane, g.plane, Constant<R>::of(1));
+        put(g.map_x, lane, g.plane, R{});
+      }
+      if (sums) {
+        for (int i = 0; i < Cell::inputs; ++i) {
+          if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, R{});
+        }
+      }
+    }
+    for (int i = 0; i < g.steps; ++i) {
+      const int t = time_of(g, i, Step::descending);
+      const bool cut = is_reset(g, t);
+      for (int lane = 0; lane < g.lanes; lane += Reg::lanes) {
+        Carry carry = {Step::has_state ? get(g.state, lane, g.plane) : R{},
+                       Step::has_map ? get(g.map_a, lane, g.plane) : R{},
+                       Step::has_map ? get(g.map_x, lane, g.plane) : R{}};
+        R sum[Cell::inputs];
+        if (sums) {
+          for (int k = 0; k < Cell::inputs; ++k) {
+            sum[k] = g.sum[k] != nullptr ? get(g.sum[k], lane, g.plane) : R{};
+          }
+        }
+        Step::step(g, cell, t, lane, cut, carry, sum);
+        if (Step::has_state) put(g.state, lane, g.plane, carry.state);
+        if (Step::has_map) {
+          put(g.map_a, lane, g.plane, carry.a);
+          put(g.map_x, lane, g.plane, carry.x);
+        }
+        if (sums) {
+          for (int k = 0; k < Cell::inputs; ++k) {
+            if (g.sum[k] != nullptr) put(g.sum[k], lane, g.plane, sum[k]);
+          }
+        }
+      }
+    }
+  }
+
+  template <class Step>
+  static void kernel(const LeafArgs& args) {
+    // A copy whose address goes nowhere: stores into rows can't change it, so it stays in registers.
+    const LeafArgs g = args;
+    constexpr int block = kBlock * Reg::lanes;
+    if (g.lanes > block) return wide<Step>(g);
+    if (g.lanes == block) return narrow<Step, kBlock>(g, 0);
+    int lane = 0;
+    for (; lane + 2 * Reg::lanes <= g.lanes; lane += 2 * Reg::lanes) narrow<Step, 2>(g, lane);
+    if (lane < g.lanes) narrow<Step, 1>(g, lane);
+  }
+
+  static CellKernels kernels() {
+    return {Reg::lanes, kernel<MapStep>, kernel<RunStep>, Cell::state_is_output ? nullptr : kernel<StatesStep>,
+            kernel<MapBackwardStep>, kernel<RunBackwardStep>};
+  }
+};
+
+/// The merge tree's arithmetic on whole vectors of lanes.
+template <class R>
+struct Maps {
+  using S = typename Register<R>::Scalar;
+  using Reg = Register<R>;
+
+  static void merge(int lanes, std::ptrdiff_t plane, const void* earlier_a, const void* earlier_x,
+                    void* a, void* x) {
+    const S* ea = static_cast<const S*>(earlier_a);
+    const S* ex = static_cast<const S*>(earlier_x);
+    S* la = static_cast<S*>(a);
+    S* lx = static_cast<S*>(x);
+    for (int i = 0; i < lanes; i += Reg::lanes) {
+      const Affine<R> earlier = {Reg::load(ea + i, plane), Reg::load(ex + i, plane)};
+      const Affine<R> later = {Reg::load(la + i, plane), Reg::load(lx + i, plane)};
+      const Affine<R> both = scanrnn::merge(earlier, later);
+      Reg::store(la + i, plane, both.a);
+      Reg::store(lx + i, plane, both.x);
+    }
+  }
+
+  static void apply(int lanes, std::ptrdiff_t plane, const void* a, const void* x, const void* s,
+                    void* out) {
+    for (int i = 0; i < lanes; i += Reg::lanes) {
+      const Affine<R> map = {Reg::load(static_cast<const S*>(a) + i, plane),
+                             Reg::load(static_cast<const S*>(x) + i, plane)};
+      const R state = Reg::load(static_cast<const S*>(s) + i, plane);
+      Reg::store(static_cast<S*>(out) + i, plane, scanrnn::apply(map, state));
+    }
+  }
+
+  static void add(int lanes, std::ptrdiff_t plane, const void* earlier, void* sum) {
+    for (int i = 0; i < lanes; i += Reg::lanes) {
+      S* target = static_cast<S*>(sum) + i;
+      const R total = Reg::load(static_cast<const S*>(earlier) + i, plane) + Reg::load(target, plane);
+      Reg::store(target, plane, total);
+    }
+  }
+
+  static MapKernels kernels() { return {merge, apply, add}; }
+};
+
+}  // namespace scanrnn::cpu::SCANRNN_ISA

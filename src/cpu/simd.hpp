@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// SIMD vectors and the functions that cells use, for the instruction set this file is compiled for.
+// Everything lives in a namespace named after the set, and everything inlines: see config.hpp.
+#pragma once
+
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC's own AVX-512 intrinsics pass an undefined operand on purpose, and it warns of it when inlined.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "scanrnn/core/affine.hpp"
+#include "scanrnn/core/half.hpp"
+
+#ifndef SCANRNN_ISA
+#error "SCANRNN_ISA names the instruction set's namespace"
+#endif
+
+namespace scanrnn::cpu::SCANRNN_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+
+template <class S>
+struct IntegerOf;
+template <>
+struct IntegerOf<float> {
+  using Type = std::int32_t;
+};
+template <>
+struct IntegerOf<double> {
+  using Type = std::int64_t;
+};
+
+template <class S>
+struct Vec {
+  using Scalar = S;
+  using Integer = typename IntegerOf<S>::Type;
+  static constexpr int lanes = kVectorBytes / static_cast<int>(sizeof(S));
+  typedef S Raw __attribute__((vector_size(kVectorBytes)));
+  typedef Integer Bits __attribute__((vector_size(kVectorBytes)));
+  Raw v;
+};
+
+template <class S>
+SCANRNN_HD Vec<S> load(const S* p) {
+  Vec<S> r;
+  __builtin_memcpy(&r.v, p, kVectorBytes);
+  return r;
+}
+
+template <class S>
+SCANRNN_HD void store(S* p, const Vec<S>& r) {
+  __builtin_memcpy(p, &r.v, kVectorBytes);
+}
+
+/// A store that does not bring the line into the caches; `p` aligned to a vector.
+template <class S>
+SCANRNN_HD void store_past_cache(S* p, const Vec<S>& r) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)r.v);
+#elif defined(__AVX2__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)r.v);
+#elif defined(__SSE2__)
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)r.v);
+#else
+  store(p, r);
+#endif
+}
+
+template <class S>
+SCANRNN_HD Vec<S> splat(S s) {
+  return {(typename Vec<S>::Raw){} + s};
+}
+
+template <class S>
+SCANRNN_HD Vec<S> operator+(const Vec<S>& p, const Vec<S>& q) {
+  return {p.v + q.v};
+}
+template <class S>
+SCANRNN_HD Vec<S> operator-(const Vec<S>& p, const Vec<S>& q) {
+  return {p.v - q.v};
+}
+template <class S>
+SCANRNN_HD Vec<S> operator-(const Vec<S>& p) {
+  return {-p.v};
+}
+template <class S>
+SCANRNN_HD Vec<S> operator*(const Vec<S>& p, const Vec<S>& q) {
+  return {p.v * q.v};
+}
+template <class S>
+SCANRNN_HD Vec<S> operator/(const Vec<S>& p, const Vec<S>& q) {
+  return {p.v / q.v};
+}
+
+template <class S>
+SCANRNN_HD Vec<S> product(const Vec<S>& p, const Vec<S>& q) {
+  return p * q;
+}
+
+// Contraction is off for these files, so a multiply-add is fused exactly where this says so and the
+// same expression gives the same bits wherever it is inlined.
+SCANRNN_HD Vec<float> fma(const Vec<float>& a, const Vec<float>& b, const Vec<float>& c) {
+#if defined(__AVX512F__)
+  return {(Vec<float>::Raw)_mm512_fmadd_ps((__m512)a.v, (__m512)b.v, (__m512)c.v)};
+#elif defined(__FMA__)
+  return {(Vec<float>::Raw)_mm256_fmadd_ps((__m256)a.v, (__m256)b.v, (__m256)c.v)};
+#elif defined(__aarch64__)
+  return {(Vec<float>::Raw)vfmaq_f32((float32x4_t)c.v, (float32x4_t)a.v, (float32x4_t)b.v)};
+#else
+  return a * b + c;
+#endif
+}
+SCANRNN_HD Vec<double> fma(const Vec<double>& a, const Vec<double>& b, const Vec<double>& c) {
+#if defined(__AVX512F__)
+  return {(Vec<double>::Raw)_mm512_fmadd_pd((__m512d)a.v, (__m512d)b.v, (__m512d)c.v)};
+#elif defined(__FMA__)
+  return {(Vec<double>::Raw)_mm256_fmadd_pd((__m256d)a.v, (__m256d)b.v, (__m256d)c.v)};
+#elif defined(__aarch64__)
+  return {(Vec<double>::Raw)vfmaq_f64((float64x2_t)c.v, (float64x2_t)a.v, (float64x2_t)b.v)};
+#else
+  return a * b + c;
+#endif
+}
+
+/// Lanes that are all ones where a comparison holds.
+template <class S>
+struct Mask {
+  typename Vec<S>::Bits m;
+};
+
+template <class S>
+SCANRNN_HD Vec<S> select(const Mask<S>& mask, const Vec<S>& yes, const Vec<S>& no) {
+  return {mask.m ? yes.v : no.v};
+}
+
+template <class S>
+SCANRNN_HD Mask<S> annihilates(const Vec<S>& gain, const Vec<S>& state) {
+  const typename Vec<S>::Raw zero = {};
+  return {(state.v == zero) & (gain.v == gain.v) & ((gain.v - gain.v) != zero)};
+}
+template <class S>
+SCANRNN_HD Mask<S> annihilates(const Complex<Vec<S>>& gain, const Complex<Vec<S>>& state) {
+  const Vec<S> zero = {};
+  const auto overflowed = annihilates(gain.re, zero).m | annihilates(gain.im, zero).m;
+  return {overflowed & (state.re.v == zero.v) & (state.im.v == zero.v)};
+}
+
+template <class S>
+struct ExpConstants;
+template <>
+struct ExpConstants<float> {
+  static constexpr float log2e = 0x1.715476p+0f;
+  // ln 2 in two parts; the first has few bits, so that its product with an exponent is exact.
+  static constexpr float ln2_high = 0x1.62e4p-1f;
+  static constexpr float ln2_low = 0x1.7f7d1cp-20f;
+  static constexpr float round_magic = 0x1.8p23f;
+  static constexpr int mantissa_bits = 23;
+  static constexpr int exponent_bias = 127;
+  static constexpr int taylor_terms = 7;
+  static constexpr float lowest = -104.0f;  // exp rounds to 0 below
+};
+template <>
+struct ExpConstants<double> {
+  static constexpr double log2e = 0x1.71547652b82fep+0;
+  static constexpr double ln2_high = 0x1.62e42fefap-1;
+  static constexpr double ln2_low = 0x1.cf79abc9e3b39p-40;
+  static constexpr double round_magic = 0x1.8p52;
+  static constexpr int mantissa_bits = 52;
+  static constexpr int exponent_bias = 1023;
+  static constexpr int taylor_terms = 13;
+  static constexpr double lowest = -746.0;
+};
+
+/// exp(v) = 2^k (1 + p) for v <= 0: v = k ln 2 + r with |r| <= ln 2 / 2, and p = exp(r) - 1 from its
+/// Taylor series, whose first dropped term is below a quarter of an ulp of r.
+template <class S>
+struct SplitExp {
+  Vec<S> p;
+  Vec<S> scale_half;   // 2^(k/2), rounded towards zero
+  Vec<S> scale_rest;   // 2^(k - k/2): two factors reach the subnormal numbers
+};
+
+template <class S>
+SCANRNN_HD SplitExp<S> split_exp(Vec<S> v) {
+  using C = ExpConstants<S>;
+  using Bits = typename Vec<S>::Bits;
+  using Integer = typename Vec<S>::Integer;
+  const Vec<S> lowest = splat<S>(C::lowest);
+  v.v = v.v < lowest.v ? lowest.v : v.v;
+  const Vec<S> magic = splat<S>(C::round_magic);
+  const Vec<S> shifted = fma(v, splat<S>(C::log2e), magic);
+  const Vec<S> k = shifted - magic;
+  const Vec<S> r = fma(k, splat<S>(-C::ln2_low), fma(k, splat<S>(-C::ln2_high), v));
+  double factorial = 1;
+  for (int n = 2; n <= C::taylor_terms; ++n) factorial *= n;
+  double inverse = 1 / factorial;
+  Vec<S> series = splat<S>(static_cast<S>(inverse));
+  for (int n = C::taylor_terms; n > 2; --n) {
+    inverse *= n;
+    series = fma(series, r, splat<S>(static_cast<S>(inverse)));
+  }
+  const Bits exponent = (Bits)shifted.v - (Bits)magic.v;
+  const Bits half = exponent / 2;
+  const Bits bias = (Bits){} + static_cast<Integer>(C::exponent_bias);
+  SplitExp<S> e;
+  e.p = fma(series * r, r, r);
+  e.scale_half = {(typename Vec<S>::Raw)((half + bias) << C::mantissa_bits)};
+  e.scale_rest = {(typename Vec<S>::Raw)((exponent - half + bias) << C::mantissa_bits)};
+  return e;
+}
+
+template <class S>
+SCANRNN_HD Vec<S> absolute(const Vec<S>& v) {
+  typename Vec<S>::Bits sign = (typename Vec<S>::Bits)(-splat<S>(0).v);
+  return {(typename Vec<S>::Raw)((typename Vec<S>::Bits)v.v & ~sign)};
+}
+
+template <class S>
+SCANRNN_HD Vec<S> sigmoid(const Vec<S>& v) {
+  const Vec<S> one = splat<S>(1);
+  const SplitExp<S> split = split_exp(-absolute(v));
+  const Vec<S> e = (one + split.p) * split.scale_half * split.scale_rest;
+  const typename Vec<S>::Raw zero = {};
+  const Vec<S> numerator = {v.v < zero ? e.v : one.v};
+  return numerator / (one + e);
+}
+
+template <class S>
+SCANRNN_HD Vec<S> tanh(const Vec<S>& v) {
+  const Vec<S> magnitude = absolute(v);
+  const SplitExp<S> split = split_exp(splat<S>(-2) * magnitude);
+  // exp(-2|v|) - 1, exact to an ulp near 0 since there k = 0 and it is p itself.
+  const Vec<S> scale = split.scale_half * split.scale_rest;
+  const Vec<S> e = fma(scale, split.p, scale - splat<S>(1));
+  const Vec<S> t = -e / (splat<S>(2) + e);
+  const typename Vec<S>::Bits sign = (typename Vec<S>::Bits)(-splat<S>(0).v);
+  return {(typename Vec<S>::Raw)(((typename Vec<S>::Bits)v.v & sign) |
+                                 ((typename Vec<S>::Bits)t.v & ~sign))};
+}
+
+template <class S>
+SCANRNN_HD Vec<S> positive_part(const Vec<S>& v) {
+  const typename Vec<S>::Raw zero = {};
+  return {v.v <= zero ? zero : v.v};
+}
+
+template <class S>
+SCANRNN_HD Vec<S> is_positive(const Vec<S>& v) {
+  const typename Vec<S>::Raw zero = {};
+  return {v.v > zero ? splat<S>(1).v : zero};
+}
+
+}  // namespace scanrnn::cpu::SCANRNN_ISA
+
+namespace scanrnn {
+
+template <class S>
+struct Constant<cpu::SCANRNN_ISA::Vec<S>> {
+  static SCANRNN_HD cpu::SCANRNN_ISA::Vec<S> of(double value) {
+    return cpu::SCANRNN_ISA::splat<S>(static_cast<S>(value));
+  }
+};
+
+}  // namespace scanrnn
+
+namespace scanrnn::cpu::SCANRNN_ISA {
+
+/// Registers of one accumulation type: how they lie in rows.
+template <class R>
+struct Register;
+
+template <class S>
+struct Register<Vec<S>> {
+  using Scalar = S;
+  static constexpr int lanes = Vec<S>::lanes;
+  static SCANRNN_HD Vec<S> load(const S* row, std::ptrdiff_t) { return SCANRNN_ISA::load(row); }
+  static SCANRNN_HD void store(S* row, std::ptrdiff_t, const Vec<S>& r) {
+    SCANRNN_ISA::store(row, r);
+  }
+  static SCANRNN_HD void store_past_cache(S* row, std::ptrdiff_t, const Vec<S>& r) {
+    SCANRNN_ISA::store_past_cache(row, r);
+  }
+};
+
+template <class S>
+struct Register<Complex<Vec<S>>> {
+  using Scalar = S;
+  static constexpr int lanes = Vec<S>::lanes;
+  static SCANRNN_HD Complex<Vec<S>> load(const S* row, std::ptrdiff_t plane) {
+    return {SCANRNN_ISA::load(row), SCANRNN_ISA::load(row + plane)};
+  }
+  static SCANRNN_HD void store(S* row, std::ptrdiff_t plane, const Complex<Vec<S>>& r) {
+    SCANRNN_ISA::store(row, r.re);
+    SCANRNN_ISA::store(row + plane, r.im);
+  }
+  static SCANRNN_HD void store_past_cache(S* row, std::ptrdiff_t plane,
+                                          const Complex<Vec<S>>& r) {
+    store(row, plane, r);
+  }
+};
+
+}  // namespace scanrnn::cpu::SCANRNN_ISA
