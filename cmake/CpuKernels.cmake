@@ -49,24 +49,22 @@ function(scanrnn_add_cpu_kernels target)
     foreach(isa ${isas})
         string(TOUPPER ${isa} upper)
         target_compile_definitions(${target} PRIVATE SCANRNN_HAVE_${upper})
-        if(ARGN)
-            add_library(scanrnn_cpu_${isa} OBJECT ${ARGN})
-            target_compile_definitions(scanrnn_cpu_${isa} PRIVATE SCANRNN_ISA=${isa})
-            target_compile_options(scanrnn_cpu_${isa} PRIVATE ${SCANRNN_FLAGS_${upper}})
-            target_compile_features(scanrnn_cpu_${isa} PRIVATE cxx_std_17)
-            target_include_directories(
-                scanrnn_cpu_${isa}
-                PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
-            )
-            scanrnn_configure_target(scanrnn_cpu_${isa})
-            # GCC 12's own AVX-512 intrinsics start from a variable initialised with itself (GCC bug
-            # 105593), which it then warns of.
-            target_compile_options(
-                scanrnn_cpu_${isa}
-                PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
-            )
-            target_sources(${target} PRIVATE $<TARGET_OBJECTS:scanrnn_cpu_${isa}>)
-        endif()
+        add_library(scanrnn_cpu_${isa} OBJECT ${ARGN})
+        target_compile_definitions(scanrnn_cpu_${isa} PRIVATE SCANRNN_ISA=${isa})
+        target_compile_options(scanrnn_cpu_${isa} PRIVATE ${SCANRNN_FLAGS_${upper}})
+        target_compile_features(scanrnn_cpu_${isa} PRIVATE cxx_std_17)
+        target_include_directories(
+            scanrnn_cpu_${isa}
+            PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
+        )
+        scanrnn_configure_target(scanrnn_cpu_${isa})
+        # GCC 12's own AVX-512 intrinsics start from a variable initialised with itself (GCC bug
+        # 105593), which it then warns of.
+        target_compile_options(
+            scanrnn_cpu_${isa}
+            PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
+        )
+        target_sources(${target} PRIVATE $<TARGET_OBJECTS:scanrnn_cpu_${isa}>)
     endforeach()
     set(SCANRNN_ISAS ${isas} PARENT_SCOPE)
 endfunction()
