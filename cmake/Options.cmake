@@ -86,9 +86,6 @@ function(scanrnn_configure_target target)
             $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>
             $<${scanrnn_optimize}:-O3>
     )
-    if(DEBUG_MERGE)
-        target_compile_definitions(${target} PRIVATE SCANRNN_DEBUG_MERGE)
-    endif()
     scanrnn_enable_warnings(${target})
     scanrnn_enable_sanitizers(${target})
 endfunction()
