@@ -58,12 +58,6 @@ endfunction()
 scanrnn_tristate(SCANRNN_CUDA)
 scanrnn_tristate(SCANRNN_XLA_FFI)
 
-# The kernels want -O3, which RelWithDebInfo alone would not give. Instrumented code doesn't: there
-# it only costs build time.
-set(scanrnn_optimize
-    $<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:RelWithDebInfo>,$<NOT:$<BOOL:${SCANRNN_SANITIZE}>>>
-)
-
 # Flags of everything that is compiled into the library, whatever its instruction set.
 function(scanrnn_configure_target target)
     set_target_properties(
@@ -84,8 +78,15 @@ function(scanrnn_configure_target target)
         PRIVATE
             $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
             $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>
-            $<${scanrnn_optimize}:-O3>
     )
+    # RelWithDebInfo alone would compile at -O2. Instrumented code is left at that: more of it would
+    # only cost build time.
+    if(NOT SCANRNN_SANITIZE)
+        target_compile_options(
+            ${target}
+            PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:RelWithDebInfo>>:-O3>
+        )
+    endif()
     scanrnn_enable_warnings(${target})
     scanrnn_enable_sanitizers(${target})
 endfunction()
