@@ -156,7 +156,7 @@ def scan(
 
     owner = owner_of("scan", "x", x)
     if isinstance(owner, Frontend):
-        require_one_framework("scan", {"x": x, "a": a, "h0": h0})
+        require_one_framework("scan", {"x": x, "a": a}, {"h0": h0})
         if out is not None:
             raise TypeError(f"scan: out was given, expected None for a {owner.type_name}")
         return owner.module().scan(
@@ -172,7 +172,7 @@ def scan(
             return_final=return_final,
         )
 
-    library, (x_, a_, h0_) = adopt("scan", {"x": x, "a": a, "h0": h0})
+    library, (x_, a_, h0_) = adopt("scan", {"x": x, "a": a}, {"h0": h0})
     layout = Layout("scan", "x", library, x_, axis, cu_seqlens, lengths, reset, padding_side)
     gates, inputs, state = layout.gate("a", a_), layout.full("x", x_), layout.state("h0", h0_)
     if out is None:
@@ -245,7 +245,7 @@ def scan_vjp(
             "CuPy or DLPack array"
         )
     library, (h_, a_, dh_, dfinal_, h0_) = adopt(
-        fn, {"h": h, "a": a, "dh": dh, "dfinal": dfinal, "h0": h0}
+        fn, {"h": h, "a": a}, {"dh": dh, "dfinal": dfinal, "h0": h0}
     )
     layout = Layout(fn, "h", library, h_, axis, cu_seqlens, lengths, reset, padding_side)
     inputs = [

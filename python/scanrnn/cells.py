@@ -161,18 +161,20 @@ def sru(
         TypeError: a dtype or a framework is wrong, or the frameworks differ.
     """
     fn = "sru"
-    arguments = {"u": u, "f": f, "r": r, "skip": skip, "bias_f": bias_f, "bias_r": bias_r, "c0": c0}
+    required = {"u": u, "f": f, "r": r}
+    optional = {"skip": skip, "bias_f": bias_f, "bias_r": bias_r, "c0": c0}
     sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
     owner = owner_of(fn, "u", u)
     if isinstance(owner, Frontend):
-        require_one_framework(fn, arguments)
+        require_one_framework(fn, required, optional)
         if return_checkpoints:
             raise TypeError(
                 f"{fn}: return_checkpoints is True, expected False for a {owner.type_name}, which "
                 "differentiates sru itself"
             )
         return owner.module().sru(
-            *arguments.values(),
+            *required.values(),
+            *optional.values(),
             activation=activation,
             axis=axis,
             reverse=reverse,
@@ -180,7 +182,7 @@ def sru(
             return_final=return_final,
             **sequences,
         )
-    call = _Sru(fn, arguments, activation, axis, reverse, sequences, padding_side)
+    call = _Sru(fn, required, optional, activation, axis, reverse, sequences, padding_side)
     layout, library = call.layout, call.library
     dtype = library.dtype(ACCUMULATION[layout.code])
     h = library.empty_like(call.u)
@@ -256,7 +258,8 @@ def sru_vjp(
         TypeError: a dtype or a framework is wrong.
     """
     fn = "sru_vjp"
-    arguments = {"u": u, "f": f, "r": r, "skip": skip, "bias_f": bias_f, "bias_r": bias_r, "c0": c0}
+    required = {"u": u, "f": f, "r": r}
+    optional = {"skip": skip, "bias_f": bias_f, "bias_r": bias_r, "c0": c0}
     sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
     owner = owner_of(fn, "u", u)
     if isinstance(owner, Frontend):
@@ -267,7 +270,7 @@ def sru_vjp(
     if checkpoints is None:
         raise TypeError(f"{fn}: checkpoints is None, expected what sru returned")
     extra = {"checkpoints": checkpoints, "dh": dh, "dfinal": dfinal}
-    call = _Sru(fn, arguments, activation, axis, reverse, sequences, padding_side, extra)
+    call = _Sru(fn, required, optional, activation, axis, reverse, sequences, padding_side, extra)
     layout, library = call.layout, call.library
     grads = {n: None if v is None else library.empty_like(v) for n, v in call.arrays.items()}
     inputs = [
@@ -347,7 +350,8 @@ class _Sru:
     def __init__(
         self,
         fn: str,
-        arguments: dict[str, Any],
+        required: dict[str, Any],
+        optional: dict[str, Any],
         activation: str,
         axis: int,
         reverse: bool,
@@ -359,9 +363,9 @@ class _Sru:
             raise ValueError(
                 f"{fn}: activation is {activation!r}, expected 'identity', 'tanh' or 'relu'"
             )
-        named = arguments | (extra or {})
-        library, arrays = adopt(fn, named)
-        named = dict(zip(named, arrays, strict=True))
+        names = [*required, *optional, *(extra or {})]
+        library, arrays = adopt(fn, required, optional | (extra or {}))
+        named = dict(zip(names, arrays, strict=True))
         layout = Layout(fn, "u", library, named["u"], axis, **sequences, padding_side=padding_side)
         expect_dtype(fn, "u", layout.code, REAL)
         self.fn = fn
@@ -379,7 +383,7 @@ class _Sru:
                 fn, "u", library, named["u"], -2, **sequences, padding_side=padding_side
             )
         self.layout = layout
-        self.arrays = {n: named[n] for n in arguments}
+        self.arrays = {n: named[n] for n in (*required, *optional)}
         self.extra = {n: named[n] for n in extra or ()}
         self.u = self.arrays["u"]
         B, D = math.prod(layout.batch), math.prod(layout.channels)

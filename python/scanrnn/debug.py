@@ -61,7 +61,7 @@ def merge_trace(
         TypeError: a dtype or a framework is wrong.
     """
     fn = "merge_trace"
-    library, (x_, a_, h0_) = adopt(fn, {"x": x, "a": a, "h0": h0})
+    library, (x_, a_, h0_) = adopt(fn, {"x": x, "a": a}, {"h0": h0})
     layout = Layout(fn, "x", library, x_, axis)
     if len(layout.batch) > 1:
         raise ValueError(f"{fn}: x has shape {layout.shape}, expected at most one batch axis")

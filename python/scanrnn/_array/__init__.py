@@ -101,20 +101,23 @@ def is_scalar(obj: object) -> bool:
     return type(obj) in (bool, int, float, complex)
 
 
-def require_one_framework(fn: str, arrays: Mapping[str, object]) -> None:
+def require_one_framework(
+    fn: str, required: Mapping[str, object], optional: Mapping[str, object]
+) -> None:
     """Check that all arrays belong to the first one's framework.
 
     Args:
-        fn: the public function, for the error text.
-        arrays: arguments by name; None and Python numbers are skipped.
+        fn: the public function, for error texts.
+        required: arguments by name; Python numbers are skipped.
+        optional: likewise; None is skipped too.
 
     Raises:
-        TypeError: two belong to different frameworks.
+        TypeError: one is not an array, or two belong to different frameworks.
     """
-    (first, reference), *others = arrays.items()
+    (first, reference), *others = required.items()
     expected = owner_of(fn, first, reference)
-    for name, array in others:
-        if array is None or is_scalar(array):
+    for name, array in [*others, *optional.items()]:
+        if is_scalar(array) or (array is None and name in optional):
             continue
         owner = owner_of(fn, name, array)
         if owner is not expected:
@@ -123,13 +126,16 @@ def require_one_framework(fn: str, arrays: Mapping[str, object]) -> None:
             )
 
 
-def adopt(fn: str, arrays: Mapping[str, Any]) -> tuple[Library, list[Any]]:
+def adopt(
+    fn: str, required: Mapping[str, Any], optional: Mapping[str, Any]
+) -> tuple[Library, list[Any]]:
     """View arguments as arrays of one library that the core can work on.
 
     Args:
         fn: the public function, for error texts.
-        arrays: arguments by name; the first is the reference for framework, device, and the dtype
-            of Python numbers. None stays None.
+        required: arguments by name; the first is the reference for framework, device, and the
+            dtype of Python numbers.
+        optional: arguments by name; None stays None.
 
     Returns:
         The library, and the arrays in order.
@@ -138,11 +144,11 @@ def adopt(fn: str, arrays: Mapping[str, Any]) -> tuple[Library, list[Any]]:
         TypeError: an argument is not an array, or belongs to another library than the first.
         ValueError: an argument is on another device than the first.
     """
-    first = next(iter(arrays))
+    first = next(iter(required))
     library: Library | None = None
     out: list[Any] = []
-    for name, array in arrays.items():
-        if array is None:
+    for name, array in [*required.items(), *optional.items()]:
+        if array is None and name in optional:
             out.append(None)
             continue
         if library is not None and is_scalar(array):

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from . import owner_of, type_name
+from . import owner_of
 from ._types import ACCUMULATION, ITEMSIZES, NAMES, Descriptor, Library
 
 PaddingSide: TypeAlias = Literal["left", "right"]
@@ -240,9 +240,10 @@ class Layout:
             ValueError: it is read-only, its elements overlap, or it overlaps an input.
         """
         fn, library = self.fn, self.library
-        if owner_of(fn, "out", out) is not library:
+        owner = owner_of(fn, "out", out)
+        if owner is not library:
             raise TypeError(
-                f"{fn}: out is a {type_name(out)}, expected a {library.type_name} like {self.name}"
+                f"{fn}: out is a {owner.type_name}, expected a {library.type_name} like {self.name}"
             )
         library.check_writable(fn, "out", out)
         if any(n > 1 and s == 0 for n, s in zip(out.shape, out.strides, strict=True)):
