@@ -19,7 +19,6 @@ from ._array import (
     require_one_framework,
 )
 from ._array.layout import Layout, PaddingSide, needs_split
-from ._array.numpy import dtype_code, numpy_dtype
 
 ArrayT = TypeVar("ArrayT")
 
@@ -136,23 +135,31 @@ def scan(
     # Small calls are common: well-formed (B, T, D) arrays of NumPy skip the general path.
     if (
         type(a) is type(x) is np.ndarray
+        and (h0 is None or type(h0) is np.ndarray)
         and x.ndim == 3
-        and a.shape == x.shape
         and axis == -2
-        and h0 is cu_seqlens is lengths is reset is out is None
+        and cu_seqlens is lengths is reset is out is None
         and padding_side == "right"
-        and (code := dtype_code(x.dtype)) is not None
-        and code in COMPUTE
-        and a.dtype == x.dtype
     ):
-        h = np.empty_like(x)
-        final = final_ = None
-        if return_final:
-            final = np.empty((x.shape[0], x.shape[2]), numpy_dtype(ACCUMULATION[code]))
+        x_ = NUMPY.describe("scan", "x", x)
+        a_ = NUMPY.describe("scan", "a", a)
+        h0_ = None if h0 is None else NUMPY.describe("scan", "h0", h0)
+        code, shape = x_[1:3]
+        state = shape[::2]
+        if (
+            a_[1:3] == (code, shape)
+            and code in COMPUTE
+            and (h0_ is None or (h0_[2] == state and h0_[1] in (code, ACCUMULATION[code])))
+        ):
+            h: Any = np.empty_like(x)
+            h_ = NUMPY.describe("scan", "out", h)
+            if not return_final:
+                _core.scan_forward(a_, x_, h0_, h_, None, bool(reverse))
+                return h
+            final: Any = np.empty(state, NUMPY.dtype(ACCUMULATION[code]))
             final_ = NUMPY.describe("scan", "final", final)
-        a_, x_, h_ = (NUMPY.describe("scan", n, v) for n, v in (("a", a), ("x", x), ("h", h)))
-        _core.scan_forward(a_, x_, None, h_, final_, bool(reverse))
-        return h if final is None else (h, final)
+            _core.scan_forward(a_, x_, h0_, h_, final_, bool(reverse))
+            return h, final
 
     owner = owner_of("scan", "x", x)
     if isinstance(owner, Frontend):
@@ -174,7 +181,7 @@ def scan(
 
     library, (x_, a_, h0_) = adopt("scan", {"x": x, "a": a}, {"h0": h0})
     layout = Layout("scan", "x", library, x_, axis, cu_seqlens, lengths, reset, padding_side)
-    gates, inputs, state = layout.gate("a", a_), layout.full("x", x_), layout.state("h0", h0_)
+    inputs = [layout.gate("a", a_), layout.full("x", x_), layout.state("h0", h0_)]
     if out is None:
         h = library.empty_like(x_)
     else:
@@ -183,7 +190,7 @@ def scan(
     final = None
     if return_final:
         final = library.empty(layout.state_shape, library.dtype(ACCUMULATION[layout.code]), x_)
-    arrays = [gates, inputs, state, layout.full("out", h), layout.state("final", final)]
+    arrays = [*inputs, layout.full("out", h), layout.state("final", final)]
     calls = layout.calls(arrays, reverse=bool(reverse), stream=library.stream(x_))
     for parts, keywords in calls:
         _core.scan_forward(*parts, **keywords)

@@ -21,7 +21,7 @@ from ._array import (
     owner_of,
     require_one_framework,
 )
-from ._array.layout import Descriptors, Layout, PaddingSide, describe, expect_dtype, expect_shape
+from ._array.layout import Descriptors, Layout, PaddingSide, expect_dtype, expect_shape
 
 __all__ = ["SruGrads", "sru", "sru_step", "sru_vjp"]
 
@@ -367,7 +367,7 @@ class _Sru:
         library, arrays = adopt(fn, required, optional | (extra or {}))
         named = dict(zip(names, arrays, strict=True))
         layout = Layout(fn, "u", library, named["u"], axis, **sequences, padding_side=padding_side)
-        expect_dtype(fn, "u", layout.code, REAL)
+        expect_dtype(fn, "u", named["u"], layout.code, REAL)
         self.fn = fn
         self.library = library
         self._split: Layout | None = None
@@ -433,8 +433,8 @@ class _Sru:
         if array is None:
             return None
         layout = self.layout
-        descriptor = describe(self.library, self.fn, name, array, layout.main)
-        expect_dtype(self.fn, name, descriptor[1], [layout.code, ACCUMULATION[layout.code]])
+        descriptor = layout.describe(name, array)
+        expect_dtype(self.fn, name, array, descriptor[1], [layout.code, ACCUMULATION[layout.code]])
         expect_shape(self.fn, name, descriptor[2], layout.channels)
         pointer, code, _, _, device = descriptor
         return descriptor if layout.channels else (pointer, code, (1,), (1,), device)
@@ -443,7 +443,7 @@ class _Sru:
         """Descriptor of the checkpoints, checked."""
         if array is None:
             return None
-        descriptor = describe(self.library, self.fn, "checkpoints", array, self.layout.main)
-        expect_dtype(self.fn, "checkpoints", descriptor[1], [ACCUMULATION[self.layout.code]])
+        descriptor = self.layout.describe("checkpoints", array)
+        expect_dtype(self.fn, "checkpoints", array, descriptor[1], [ACCUMULATION[self.layout.code]])
         expect_shape(self.fn, "checkpoints", descriptor[2], self.checkpoints_shape)
         return descriptor

@@ -148,6 +148,32 @@ def test_d01_bfloat16(rng):
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_d01_same_bits_in_every_framework(rng, framework):
+    a, x = gates(rng, (2, 300, 5), BFLOAT16), normal(rng, (2, 300, 5), BFLOAT16)
+    expected, last = scan(a, x, return_final=True)
+    module = pytest.importorskip(framework)
+    if framework == "torch":
+        kind = module.Tensor
+
+        def make(array):
+            return module.from_numpy(array.view(np.int16)).view(module.bfloat16)
+
+        def bits(array):
+            return array.view(module.int16).numpy()
+    else:
+        kind, make = module.Array, module.numpy.asarray
+
+        def bits(array):
+            return np.asarray(array).view(np.int16)
+
+    h, final = scan(make(a), make(x), return_final=True)
+    assert isinstance(h, kind)
+    assert isinstance(final, kind)
+    np.testing.assert_array_equal(bits(h), expected.view(np.int16))
+    assert_same_bits(np.asarray(final), last)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_w02_index_arrays_of_other_libraries(rng, framework):
     """Lengths, offsets and flags may come from anywhere."""
     if framework == "torch":

@@ -26,6 +26,8 @@ NAMES = (
     "uint8",
 )
 ITEMSIZES = (2, 2, 4, 8, 8, 16, 4, 8, 1)
+#: Complex numbers are aligned like their parts.
+ALIGNMENTS = (2, 2, 4, 8, 4, 8, 4, 8, 1)
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64, COMPLEX64, COMPLEX128, INT32, INT64, UINT8 = range(9)
 
 #: Accumulation dtype of each dtype that can be scanned.

@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ._types import Descriptor
 from .numpy import NumPy
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ class CuPy(NumPy):
     def __init__(self) -> None:
         self.xp = importlib.import_module("cupy")
 
-    def pointer(self, fn: str, name: str, array: Any) -> int:
+    def describe(self, fn: str, name: str, array: Any) -> Descriptor:
+        """Descriptor of an array: from its attributes, since a DLPack export would synchronise."""
+        return self.describe_fields(fn, name, array)
+
+    def pointer(self, array: Any) -> int:
         """Address of the first element, in device memory."""
         address: int = array.data.ptr
         return address

@@ -21,31 +21,17 @@ PaddingSide: TypeAlias = Literal["left", "right"]
 Descriptors: TypeAlias = list[Any]
 
 
-def describe(library: Library, fn: str, name: str, array: Any, like: Descriptor) -> Descriptor:
-    """Descriptor of an array on the same device as like (the call's main array)."""
-    descriptor = library.describe(fn, name, array)
-    if descriptor[4] != like[4]:
-        raise ValueError(
-            f"{fn}: {name} is on {_device(descriptor)}, expected {_device(like)} like the others"
-        )
-    return descriptor
-
-
-def _device(descriptor: Descriptor) -> str:
-    return "the CPU" if descriptor[4] < 0 else f"cuda:{descriptor[4]}"
-
-
 def expect_shape(fn: str, name: str, got: Sequence[int], expected: Sequence[int]) -> None:
     """ValueError unless both shapes are equal."""
     if tuple(got) != tuple(expected):
         raise ValueError(f"{fn}: {name} has shape {tuple(got)}, expected {tuple(expected)}")
 
 
-def expect_dtype(fn: str, name: str, code: int, expected: Sequence[int]) -> None:
-    """TypeError unless the dtype code is one of those expected."""
+def expect_dtype(fn: str, name: str, array: Any, code: int, expected: Sequence[int]) -> None:
+    """TypeError unless the dtype code of an array is one of those expected."""
     if code not in expected:
         names = " or ".join(NAMES[c] for c in dict.fromkeys(expected))
-        raise TypeError(f"{fn}: {name} has dtype {NAMES[code]}, expected {names}")
+        raise TypeError(f"{fn}: {name} has dtype {array.dtype}, expected {names}")
 
 
 class Layout:
@@ -120,6 +106,16 @@ class Layout:
 
     # What the core needs besides arrays
 
+    def describe(self, name: str, array: Any) -> Descriptor:
+        """Descriptor of an array, which must be on the main one's device."""
+        descriptor = self.library.describe(self.fn, name, array)
+        if descriptor[4] != self.main[4]:
+            raise ValueError(
+                f"{self.fn}: {name} is on cuda:{descriptor[4]}, expected cuda:{self.main[4]} like "
+                f"{self.name}"
+            )
+        return descriptor
+
     def _index(self, name: str, value: object, main: Any) -> tuple[Any, Descriptor]:
         array = self.library.auxiliary(value, main)
         if array.size == 0 and isinstance(value, (list, tuple)):  # NumPy makes [] a float array
@@ -127,7 +123,7 @@ class Layout:
         if array.dtype not in ("int32", "int64"):
             raise TypeError(f"{self.fn}: {name} has dtype {array.dtype}, expected int32 or int64")
         self._keep.append(array)
-        return array, describe(self.library, self.fn, name, array, self.main)
+        return array, self.describe(name, array)
 
     def _offsets(self, value: object, main: Any) -> Descriptor | None:
         if value is None:
@@ -172,7 +168,7 @@ class Layout:
         expect_shape(self.fn, "reset", array.shape, (*self.batch, self.time))
         array = array.view("uint8")
         self._keep.append(array)
-        descriptor = describe(self.library, self.fn, "reset", array, self.main)
+        descriptor = self.describe("reset", array)
         return descriptor if self.batch else _insert_axis(descriptor)
 
     # Arguments as (batch..., T, D) and (batch..., D) descriptors; None stays None
@@ -181,8 +177,8 @@ class Layout:
         """An array of the main one's shape and dtype as (batch..., T, D), at least 3 axes."""
         if array is None:
             return None
-        descriptor = describe(self.library, self.fn, name, array, self.main)
-        expect_dtype(self.fn, name, descriptor[1], [self.code])
+        descriptor = self.describe(name, array)
+        expect_dtype(self.fn, name, array, descriptor[1], [self.code])
         expect_shape(self.fn, name, descriptor[2], self.shape)
         return self._ordered(descriptor)
 
@@ -190,10 +186,8 @@ class Layout:
         """An array that broadcasts to the main one's shape, likewise; axes may be 1."""
         if array is None:
             return None
-        pointer, code, shape, strides, device = describe(
-            self.library, self.fn, name, array, self.main
-        )
-        expect_dtype(self.fn, name, code, [self.code])
+        pointer, code, shape, strides, device = self.describe(name, array)
+        expect_dtype(self.fn, name, array, code, [self.code])
         missing = len(self.shape) - len(shape)
         padded = (1,) * missing + shape
         if missing < 0 or any(n not in (1, m) for n, m in zip(padded, self.shape, strict=True)):
@@ -207,14 +201,16 @@ class Layout:
         """An array of `state_shape` as (batch..., D), or (N, D) for packed sequences."""
         if array is None:
             return None
-        descriptor = describe(self.library, self.fn, name, array, self.main)
-        expect_dtype(self.fn, name, descriptor[1], [self.code, ACCUMULATION[self.code]])
+        descriptor = self.describe(name, array)
+        expect_dtype(self.fn, name, array, descriptor[1], [self.code, ACCUMULATION[self.code]])
         expect_shape(self.fn, name, descriptor[2], self.state_shape)
         if not self.channels:
             descriptor = _append_axis(descriptor)
         return descriptor if self.batch or self.cu_seqlens else _insert_axis(descriptor)
 
     def _ordered(self, descriptor: Descriptor) -> Descriptor:
+        if self.order == (0, 1, 2):
+            return descriptor
         pointer, code, shape, strides, device = descriptor
         order = self.order
         ordered = (

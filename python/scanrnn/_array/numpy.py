@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import _core
 from ._types import (
+    ALIGNMENTS,
     BFLOAT16,
     COMPUTE,
     INT32,
@@ -60,6 +62,18 @@ class NumPy:
 
     def describe(self, fn: str, name: str, array: Any) -> Descriptor:
         """Descriptor of an array; see `Library`."""
+        # Through DLPack it takes a fifth of the time of array.ctypes and array.strides. What DLPack
+        # can't express, or NumPy doesn't export, gets the way that knows why.
+        try:
+            descriptor: Descriptor = _core.from_dlpack(array)[0]
+        except (TypeError, BufferError):
+            descriptor = self.describe_fields(fn, name, array)
+        if descriptor[0] % ALIGNMENTS[descriptor[1]]:
+            raise ValueError(f"{fn}: {name} is not aligned to its itemsize {array.itemsize}")
+        return descriptor
+
+    def describe_fields(self, fn: str, name: str, array: Any) -> Descriptor:
+        """Descriptor from the array's own attributes; what NumPy and CuPy have in common."""
         code = dtype_code(array.dtype)
         if code is None:
             raise TypeError(
@@ -74,12 +88,10 @@ class NumPy:
                     f"itemsize {itemsize}"
                 )
         elements = tuple([stride // itemsize for stride in strides])
-        return self.pointer(fn, name, array), code, shape, elements, self.device(array)
+        return self.pointer(array), code, shape, elements, self.device(array)
 
-    def pointer(self, fn: str, name: str, array: Any) -> int:
+    def pointer(self, array: Any) -> int:
         """Address of the first element."""
-        if not array.flags.aligned:
-            raise ValueError(f"{fn}: {name} is not aligned to its itemsize {array.itemsize}")
         address: int = array.ctypes.data
         return address
 
