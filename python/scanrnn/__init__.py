@@ -6,7 +6,7 @@ and with the same bits on any number of threads. `scanrnn.cells` has fused cells
 when they are needed and not before.
 """
 
-from . import _core, cells
+from . import _core, cells, debug
 from ._core import cuda_available, get_num_threads, set_num_threads
 from ._scan import scan, scan_vjp
 
@@ -16,6 +16,7 @@ __all__ = [
     "__version__",
     "cells",
     "cuda_available",
+    "debug",
     "get_num_threads",
     "scan",
     "scan_vjp",

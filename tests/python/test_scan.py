@@ -305,6 +305,8 @@ def test_d01_integers(kind, bits):
     x = np.ones((2, 3, 4), f"{kind}{bits // 8}")
     with pytest.raises(TypeError, match=f"scan: x has dtype u?int{bits}"):
         scan(1, x)
+    with pytest.raises(TypeError, match=f"scan: x has dtype u?int{bits}"):
+        scan(1, x, x[:, 0], return_final=True)
 
 
 @pytest.mark.parametrize(
@@ -356,6 +358,10 @@ def test_out(rng):
     assert (buffer[:, 1::2] == 7).all()
     got, _ = scan(a, x, out=out, return_final=True)
     assert got is out
+    # Interleaved with an input is not overlapping it.
+    buffer[:, 1::2] = x
+    scan(a, buffer[:, 1::2], out=out)
+    assert_same_bits(out, h)
 
 
 def test_docstring_example():

@@ -92,5 +92,8 @@ class Library(Protocol):
     def check_writable(self, fn: str, name: str, array: Any) -> None:
         """ValueError if the array may not be written."""
 
+    def may_overlap(self, one: Any, other: Any) -> bool:
+        """False only if two arrays certainly share no element."""
+
     def auxiliary(self, value: object, like: Any) -> Any:
         """Lengths, offsets or flags of any library (or a list) as an array on like's device."""

@@ -60,6 +60,11 @@ class CuPy(NumPy):
     def check_writable(self, fn: str, name: str, array: Any) -> None:
         """CuPy arrays always are."""
 
+    def may_overlap(self, one: Any, other: Any) -> bool:
+        """See `Library`. By their bounds alone: more would be work for the device."""
+        overlap: bool = self.xp.may_share_memory(one, other)
+        return overlap
+
     def auxiliary(self, value: object, like: Any) -> Any:
         """Lengths, offsets or flags as an array; see `Library`."""
         with like.device:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from . import owner_of
-from ._types import ACCUMULATION, ITEMSIZES, NAMES, Descriptor, Library
+from ._types import ACCUMULATION, COMPUTE, ITEMSIZES, NAMES, Descriptor, Library
 
 PaddingSide: TypeAlias = Literal["left", "right"]
 # Which of them are None depends on the call, so the core's signatures can't be checked further.
@@ -30,7 +30,8 @@ def expect_shape(fn: str, name: str, got: Sequence[int], expected: Sequence[int]
 def expect_dtype(fn: str, name: str, array: Any, code: int, expected: Sequence[int]) -> None:
     """TypeError unless the dtype code of an array is one of those expected."""
     if code not in expected:
-        names = " or ".join(NAMES[c] for c in dict.fromkeys(expected))
+        *first, last = [NAMES[c] for c in dict.fromkeys(expected)]
+        names = f"{', '.join(first)} or {last}" if first else last
         raise TypeError(f"{fn}: {name} has dtype {array.dtype}, expected {names}")
 
 
@@ -69,6 +70,7 @@ class Layout:
         self.fn, self.name, self.library = fn, name, library
         self.main = library.describe(fn, name, main)
         self.code = self.main[1]
+        expect_dtype(fn, name, main, self.code, COMPUTE)
         self.shape = shape = tuple(main.shape)
         ndim = len(shape)
         if ndim == 0:
@@ -128,11 +130,10 @@ class Layout:
     def _offsets(self, value: object, main: Any) -> Descriptor | None:
         if value is None:
             return None
-        if len(self.batch) > 1 or self.batch not in ((), (1,)):
-            expected = "one sequence axis" if len(self.shape) == 1 else "a batch size of 1"
+        if self.batch not in ((), (1,)):
             raise ValueError(
-                f"{self.fn}: {self.name} has shape {self.shape}, expected {expected} or no batch "
-                "axis with cu_seqlens"
+                f"{self.fn}: {self.name} has shape {self.shape}, expected a batch size of 1 or no "
+                "batch axis with cu_seqlens"
             )
         array, descriptor = self._index("cu_seqlens", value, main)
         if array.ndim != 1 or array.size == 0:
@@ -150,7 +151,7 @@ class Layout:
             if low < 0 or high > self.time:
                 wrong = low if low < 0 else high
                 raise ValueError(
-                    f"{self.fn}: lengths has the value {wrong}, expected 0..{self.time}"
+                    f"{self.fn}: lengths has {wrong}, expected values from 0 to {self.time}"
                 )
         return descriptor if self.batch else _insert_axis(descriptor)
 
@@ -245,7 +246,7 @@ class Layout:
         if any(n > 1 and s == 0 for n, s in zip(out.shape, out.strides, strict=True)):
             raise ValueError(f"{fn}: out has strides {out.strides}, expected no stride of 0")
         for name, array in inputs.items():
-            if array is not None and library.xp.may_share_memory(out, array):
+            if array is not None and library.may_overlap(out, array):
                 raise ValueError(f"{fn}: out overlaps {name}, expected memory of its own")
 
     # Gates that are broadcast over some of the batch axes

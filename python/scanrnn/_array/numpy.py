@@ -120,6 +120,11 @@ class NumPy:
         if not array.flags.writeable:
             raise ValueError(f"{fn}: {name} is read-only, expected a writable array")
 
+    def may_overlap(self, one: Any, other: Any) -> bool:
+        """See `Library`. Interleaved views of one array are told apart, within limits."""
+        # NumPy's stubs know fewer values of max_work than NumPy.
+        return np.may_share_memory(one, other, max_work=10_000)  # type: ignore[arg-type]
+
     def auxiliary(self, value: object, like: Any) -> Any:
         """Lengths, offsets or flags as an array; see `Library`."""
         return np.asarray(value)
