@@ -1,0 +1,17 @@
+"""PyTorch: the recurrences as differentiable functions, and layers made of them.
+
+`scan` and `sru` are functions of tensors, `SRU` is a layer with torch.nn.GRU's conventions, and
+`load_sru_package_weights` brings the weights of the SRU package.
+
+Everything works with autograd of any order, torch.func, autocast, torch.export and torch.compile
+(``fullgraph=True``, a dynamic number of steps).
+
+ONNX: not supported. It has no operator for a parallel recurrence, so `torch.onnx.export` refuses
+models with these. Export the model with `torch.export`, or run `SRU.step` in a loop of your own.
+"""
+
+from .functional import scan, sru
+from .modules import SRU
+from .weights import load_sru_package_weights
+
+__all__ = ["SRU", "load_sru_package_weights", "scan", "sru"]

@@ -1,0 +1,923 @@
+"""The registered operators scanrnn::scan, scan_backward, sru and sru_backward.
+
+Each operator has a kernel, which describes its tensors to `scanrnn._core`, a fake kernel, which
+only makes the outputs, an autograd kernel and a batching rule. The functions `scan`,
+`scan_backward`, `sru` and `sru_backward` at the end of this file are how the rest of the package
+calls them; they take the cheapest way that the situation allows:
+
+- traced by torch.compile or torch.export: the operator, which becomes one node of the graph;
+- under torch.func transforms and forward-mode AD: an `autograd.Function` with all rules (an
+  operator's registration has none for forward mode);
+- otherwise: the same function without the rules, which costs 25 us less a call, or the operator
+  below autograd where no gradient is asked for (13 us for a small scan, of which PyTorch's dispatch
+  takes 4, the kernel 1).
+
+Derivatives of a scan are scans. With p_t the state that enters step t (`_previous`):
+
+    tangent                dh = scan(a, dx + da p, dh0)
+    adjoint                g = the scan of the output's gradient from the other end;
+                           the gradients are g for x and g conj(p) for a
+    adjoint of the adjoint w = scan(a, ddx + dda p, ddh0), for the output's gradient; and more
+
+so the rules of `scan` and `scan_backward` call these two and nothing else heavy. SRU's second
+derivatives and batching differentiate and batch `_compose_sru`, the same equations in PyTorch
+operators around a scan.
+
+Tensor arguments (B batch, T time, D channels; N sequences: B of them, or packed by cu_seqlens):
+
+    x, h, dh         (*batch, T, D), at least one batch axis
+    a                as x, or 1 in place of any size; dtype of x
+    h0, final        (*batch, D), packed (*batch[:-1], N, D); final and its gradient have the
+                     accumulation dtype, h0 that or the dtype of x
+    u, f, r, skip    (B, T, D) each, bias_f and bias_r (D,); blocks is 1
+                     or u alone, with blocks of D channels side by side, and f and r are None:
+                     [u f r] or [u f r skip], twice if bidirectional, so blocks is 3, 4, 6 or 8;
+                     then bias_f holds [f r] a direction, (2 D,) or (4 D,), and bias_r is None
+    c0               (directions, N, D)
+    cu_seqlens       (N + 1,) int32 or int64; batch[-1] is 1
+    lengths          batch, int32 or int64
+    reset            (*batch, T) bool or uint8
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from scanrnn import _core
+
+OptTensor: TypeAlias = Tensor | None
+Tensors: TypeAlias = tuple[Tensor, ...]
+#: A descriptor of the core or None; Any, since only the core knows which may be None.
+_Descriptor: TypeAlias = Any
+
+#: Accumulation dtype: states are carried, and final states returned, in it.
+ACCUMULATION = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex64: torch.complex64,
+    torch.complex128: torch.complex128,
+}
+
+
+class _Codes(dict[torch.dtype, int]):
+    """The core's dtype codes."""
+
+    def __missing__(self, dtype: torch.dtype) -> int:
+        raise TypeError(f"scanrnn: dtype {dtype} is not supported")
+
+
+_CODES = _Codes((dtype, code) for code, dtype in enumerate(ACCUMULATION))
+_CODES |= {torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 8}
+_REAL = [dtype for dtype in ACCUMULATION if not dtype.is_complex]
+_INDEX = [torch.int32, torch.int64]
+
+#: The activations g of SRU; their codes are their places.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda c: c,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+}
+_LEAF_STEPS = _core.build_info()["leaf_steps"]
+
+
+# ---- Checks --------------------------------------------------------------------------------------
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The dtype's name as error texts write it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_shape(fn: str, name: str, t: OptTensor, expected: Sequence[int]) -> None:
+    """Raise ValueError unless t is None or has the expected shape."""
+    if t is not None and t.shape != (expected := tuple(expected)):
+        raise ValueError(f"{fn}: {name} has shape {tuple(t.shape)}, expected {expected}")
+
+
+def check_dtype(fn: str, name: str, t: OptTensor, allowed: Collection[torch.dtype]) -> None:
+    """Raise TypeError unless t is None or has one of the allowed dtypes."""
+    if t is not None and t.dtype not in allowed:
+        expected = " or ".join(map(name_of, dict.fromkeys(allowed)))
+        raise TypeError(f"{fn}: {name} has dtype {name_of(t.dtype)}, expected {expected}")
+
+
+def check_devices(fn: str, **tensors: OptTensor) -> None:
+    """Raise ValueError unless all tensors that are not None are on the first one's device."""
+    (first, reference), *others = tensors.items()
+    assert reference is not None
+    device = reference.device
+    for name, t in others:
+        if t is not None and t.device != device:
+            raise ValueError(
+                f"{fn}: {name} is on device {t.device}, expected {device} (the device of {first})"
+            )
+
+
+def _sequences(
+    fn: str, x: Tensor, cu_seqlens: OptTensor, lengths: OptTensor, reset: OptTensor
+) -> int:
+    """Check the index tensors that go with x, (*batch, T, D), and return N."""
+    *batch, T, _ = x.shape
+    check_dtype(fn, "lengths", lengths, _INDEX)
+    check_shape(fn, "lengths", lengths, batch)
+    check_dtype(fn, "reset", reset, (torch.bool, torch.uint8))
+    check_shape(fn, "reset", reset, (*batch, T))
+    if cu_seqlens is None:
+        return batch[-1]
+    check_dtype(fn, "cu_seqlens", cu_seqlens, _INDEX)
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(f"{fn}: cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (N + 1,)")
+    if lengths is not None:
+        raise ValueError(f"{fn}: cu_seqlens and lengths are exclusive")
+    if batch[-1] != 1:
+        raise ValueError(f"{fn}: the batch size is {batch[-1]}, expected 1 with cu_seqlens")
+    return cu_seqlens.shape[0] - 1
+
+
+def _check_scan(
+    fn: str,
+    name: str,
+    x: Tensor,
+    a: Tensor,
+    h0: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+) -> int:
+    """Check the inputs of scan, or of scan_backward where h, called name, replaces x; return N."""
+    check_dtype(fn, name, x, ACCUMULATION)
+    check_dtype(fn, "a", a, (x.dtype,))
+    check_dtype(fn, "h0", h0, (x.dtype, ACCUMULATION[x.dtype]))
+    if x.ndim < 3:
+        raise ValueError(f"{fn}: {name} has shape {tuple(x.shape)}, expected (B, T, D)")
+    if a.ndim != x.ndim or any(m not in (n, 1) for m, n in zip(a.shape, x.shape, strict=True)):
+        raise ValueError(
+            f"{fn}: a has shape {tuple(a.shape)}, expected {tuple(x.shape)} or 1 for any size"
+        )
+    N = _sequences(fn, x, cu_seqlens, lengths, reset)
+    check_shape(fn, "h0", h0, (*x.shape[:-3], N, x.shape[-1]))
+    check_devices(fn, **{name: x}, a=a, h0=h0, cu_seqlens=cu_seqlens, lengths=lengths, reset=reset)
+    return N
+
+
+def _directions(blocks: int) -> int:
+    return 2 if blocks > 4 else 1
+
+
+def _check_sru(
+    u: Tensor,
+    f: OptTensor,
+    r: OptTensor,
+    skip: OptTensor,
+    bias_f: OptTensor,
+    bias_r: OptTensor,
+    c0: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+    blocks: int,
+) -> tuple[int, int]:
+    """Check the inputs of sru and return N and D."""
+    fn = "sru"
+    check_dtype(fn, "u", u, _REAL)
+    if u.ndim != 3:
+        raise ValueError(f"{fn}: u has shape {tuple(u.shape)}, expected (B, T, D)")
+    B, T, width = u.shape
+    D, directions = width // blocks, _directions(blocks)
+    for name, t in (("f", f), ("r", r), ("skip", skip)):
+        check_dtype(fn, name, t, (u.dtype,))
+        check_shape(fn, name, t, (B, T, directions * D))
+    state_dtypes = (u.dtype, ACCUMULATION[u.dtype])
+    for name, t in (("bias_f", bias_f), ("bias_r", bias_r)):
+        check_dtype(fn, name, t, state_dtypes)
+        check_shape(fn, name, t, (D if blocks == 1 else 2 * directions * D,))
+    N = _sequences(fn, u, cu_seqlens, lengths, reset)
+    check_dtype(fn, "c0", c0, state_dtypes)
+    check_shape(fn, "c0", c0, (directions, N, D))
+    check_devices(
+        fn, u=u, f=f, r=r, skip=skip, bias_f=bias_f, bias_r=bias_r, c0=c0,
+        cu_seqlens=cu_seqlens, lengths=lengths, reset=reset,
+    )  # fmt: skip
+    return N, D
+
+
+# ---- Kernels -------------------------------------------------------------------------------------
+
+
+def _describe(t: OptTensor) -> _Descriptor:
+    """(pointer, dtype code, shape, strides in elements, device: -1 is the CPU)."""
+    if t is None:
+        return None
+    return t.data_ptr(), _CODES[t.dtype], t.shape, t.stride(), t.get_device()
+
+
+def _block(t: OptTensor, i: int, width: int) -> _Descriptor:
+    """Describe t[..., i * width : (i + 1) * width]."""
+    if t is None:
+        return None
+    strides = t.stride()
+    start = t.data_ptr() + i * width * strides[-1] * t.element_size()
+    return start, _CODES[t.dtype], (*t.shape[:-1], width), strides, t.get_device()
+
+
+def _row(t: OptTensor, i: int, rows: int | None = None) -> _Descriptor:
+    """Describe t[i], or t[i, :rows]."""
+    if t is None:
+        return None
+    strides = t.stride()
+    start = t.data_ptr() + i * strides[0] * t.element_size()
+    shape = (t.shape[1] if rows is None else rows, *t.shape[2:])
+    return start, _CODES[t.dtype], shape, strides[1:], t.get_device()
+
+
+def _stream(t: Tensor) -> int:
+    return torch.cuda.current_stream(t.device).cuda_stream if t.is_cuda else 0
+
+
+def _batches(
+    axes: int, packed: bool, tensors: Sequence[OptTensor]
+) -> Iterable[Sequence[OptTensor]]:
+    """Views, with one batch axis each, of tensors that begin with several.
+
+    The axes are merged if the strides of all tensors allow that; if not, the outermost is walked.
+    """
+    if axes == 1:
+        return (tensors,)
+    if not packed:
+        with contextlib.suppress(RuntimeError):  # a view with these strides does not exist
+            merged = [
+                None if t is None else t.view(math.prod(t.shape[:axes]), *t.shape[axes:])
+                for t in tensors
+            ]
+            return (merged,)
+    rows = next(t.shape[0] for t in tensors if t is not None)
+    return (
+        views
+        for i in range(rows)
+        for views in _batches(axes - 1, packed, [None if t is None else t[i] for t in tensors])
+    )
+
+
+def _expand_batch(a: Tensor, axes: int, x: Tensor) -> Tensor:
+    """View of a with all batch axes of x, if there is more than one."""
+    return a if axes == 1 else a.expand(*x.shape[:axes], *a.shape[axes:])
+
+
+def _scan(
+    a: Tensor,
+    x: Tensor,
+    h0: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+    reverse: bool,
+    left_padded: bool,
+) -> tuple[Tensor, Tensor]:
+    if x.ndim == 3 and cu_seqlens is None and x.dtype in ACCUMULATION:
+        # Most calls. Many are small, so their checks are left to the core.
+        B, _, D = x.shape
+        h = torch.empty_like(x)
+        final = x.new_empty((B, D), dtype=ACCUMULATION[x.dtype])
+    else:
+        h, final = _fake_scan(a, x, h0, cu_seqlens, lengths, reset)
+    axes, offsets, stream = x.ndim - 2, _describe(cu_seqlens), _stream(x)
+    tensors = (_expand_batch(a, axes, x), x, h0, h, final, lengths, reset)
+    for views in _batches(axes, offsets is not None, tensors):
+        a_, x_, h0_, h_, final_, ls, rs = map(_describe, views)
+        _core.scan_forward(a_, x_, h0_, h_, final_, reverse, offsets, ls, rs, left_padded, stream)
+    return h, final
+
+
+def _fake_scan(a: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    N = _check_scan("scan", "x", x, a, *rest[:4])
+    final = x.new_empty((*x.shape[:-3], N, x.shape[-1]), dtype=ACCUMULATION[x.dtype])
+    return torch.empty_like(x), final
+
+
+def _gradients(tensors: Sequence[OptTensor], wanted: Sequence[bool]) -> list[OptTensor]:
+    return [
+        torch.empty_like(t) if w and t is not None else None
+        for t, w in zip(tensors, wanted, strict=True)
+    ]
+
+
+def _returnable(gradients: Sequence[OptTensor], like: Tensor) -> Tensors:
+    """The gradients with empty tensors in place of None, which an operator can't return."""
+    return tuple(like.new_empty(0) if g is None else g for g in gradients)
+
+
+def _scan_backward(
+    a: Tensor,
+    h: Tensor,
+    h0: OptTensor,
+    dh: OptTensor,
+    dfinal: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+    reverse: bool,
+    left_padded: bool,
+    wanted: Sequence[bool],
+) -> Tensors:
+    _check_scan("scan_backward", "h", h, a, h0, cu_seqlens, lengths, reset)
+    axes, offsets, stream = h.ndim - 2, _describe(cu_seqlens), _stream(h)
+    a_full = _expand_batch(a, axes, h)
+    da, dx, dh0 = _gradients((a_full, h, h0), wanted)
+    tensors = (a_full, h, h0, dh, dfinal, da, dx, dh0, lengths, reset)
+    for views in _batches(axes, offsets is not None, tensors):
+        *arrays, ls, rs = map(_describe, views)
+        options = [reverse, offsets, ls, rs, left_padded, True, stream]
+        _core.scan_backward(*arrays, *options)
+    if da is not None and da.shape != a.shape:
+        da = torch.empty_like(a).copy_(da.sum_to_size(a.shape))
+    return _returnable((da, dx, dh0), h)
+
+
+def _fake_scan_backward(a: Tensor, h: Tensor, h0: OptTensor, *rest: Any) -> Tensors:
+    return _returnable(_gradients((a, h, h0), rest[-1]), h)
+
+
+def _sru_outputs(u: Tensor, N: int, D: int, blocks: int, checkpoint: bool) -> Tensors:
+    """New h, laid out in memory as u, final, and checkpoints."""
+    B, T, _ = u.shape
+    directions = _directions(blocks)
+    h = torch.empty_like(u[..., : directions * D])
+    final = u.new_empty((directions, N, D), dtype=ACCUMULATION[u.dtype])
+    # The core's sru_checkpoint_rows, which can't be asked about a symbolic T. Zeros, because not
+    # all rows are written, and equal calls have equal outputs.
+    leaves = T // _LEAF_STEPS
+    rows = 0 if not checkpoint else leaves + max(N, 1) if B == 1 else B * (leaves + 1)
+    return h, final, final.new_zeros((directions, rows, D))
+
+
+def _sru_direction(d: int, blocks: int, D: int, tensors: Sequence[OptTensor]) -> list[_Descriptor]:
+    """Describe the u, f, r, skip, bias_f, bias_r of one direction, or their gradients."""
+    if blocks == 1:
+        return [_describe(t) for t in tensors]
+    u, _, _, skip, bias, _ = tensors
+    count = blocks // _directions(blocks)
+    parts = [_block(u, d * count + i, D) for i in range(count)]
+    if count == 3:
+        parts.append(_block(skip, d, D))
+    return [*parts, _block(bias, 2 * d, D), _block(bias, 2 * d + 1, D)]
+
+
+def _sru(
+    u: Tensor,
+    f: OptTensor,
+    r: OptTensor,
+    skip: OptTensor,
+    bias_f: OptTensor,
+    bias_r: OptTensor,
+    c0: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+    reverse: bool,
+    left_padded: bool,
+    activation: int,
+    blocks: int,
+    checkpoint: bool,
+) -> Tensors:
+    inputs = (u, f, r, skip, bias_f, bias_r)
+    N, D = _check_sru(*inputs, c0, cu_seqlens, lengths, reset, blocks)
+    h, final, checkpoints = outputs = _sru_outputs(u, N, D, blocks, checkpoint)
+    rows = _core.sru_checkpoint_rows(u.shape[0], u.shape[1], N)
+    sequences = [_describe(t) for t in (cu_seqlens, lengths, reset)]
+    for d in range(_directions(blocks)):
+        arrays = [
+            *_sru_direction(d, blocks, D, inputs),
+            _row(c0, d),
+            _block(h, d, D),
+            _row(final, d),
+            _row(checkpoints, d, rows) if checkpoint else None,
+        ]
+        options = [activation, reverse != (d == 1), *sequences, left_padded, _stream(u)]
+        _core.sru_forward(*arrays, *options)
+    return outputs
+
+
+def _fake_sru(u: Tensor, *rest: Any) -> Tensors:
+    *_, blocks, checkpoint = rest
+    checked: list[Any] = [u, *rest[:9], blocks]
+    return _sru_outputs(u, *_check_sru(*checked), blocks, checkpoint)
+
+
+def _sru_backward(
+    u: Tensor,
+    f: OptTensor,
+    r: OptTensor,
+    skip: OptTensor,
+    bias_f: OptTensor,
+    bias_r: OptTensor,
+    c0: OptTensor,
+    checkpoints: Tensor,
+    dh: OptTensor,
+    dfinal: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+    reverse: bool,
+    left_padded: bool,
+    activation: int,
+    blocks: int,
+    wanted: Sequence[bool],
+) -> Tensors:
+    inputs = (u, f, r, skip, bias_f, bias_r)
+    N, D = _check_sru(*inputs, c0, cu_seqlens, lengths, reset, blocks)
+    if checkpoints.shape[1] == 0:
+        *_, checkpoints = _sru(
+            *(*inputs, c0, cu_seqlens, lengths, reset),
+            *(reverse, left_padded, activation, blocks, True),
+        )
+    rows = _core.sru_checkpoint_rows(u.shape[0], u.shape[1], N)
+    *gradients, dc0 = _gradients((*inputs, c0), wanted)
+    sequences = [_describe(t) for t in (cu_seqlens, lengths, reset)]
+    for d in range(_directions(blocks)):
+        arrays = [
+            *_sru_direction(d, blocks, D, inputs),
+            _row(c0, d),
+            _row(checkpoints, d, rows),
+            _block(dh, d, D),
+            _row(dfinal, d),
+            *_sru_direction(d, blocks, D, gradients),
+            _row(dc0, d),
+        ]
+        options = [activation, reverse != (d == 1), *sequences, left_padded, _stream(u)]
+        _core.sru_backward(*arrays, *options)
+    return _returnable((*gradients, dc0), u)
+
+
+def _fake_sru_backward(u: Tensor, *rest: Any) -> Tensors:
+    return _returnable(_gradients((u, *rest[:6]), rest[-1]), u)
+
+
+# ---- Rules ---------------------------------------------------------------------------------------
+
+
+def _entry(
+    x: Tensor, cu_seqlens: OptTensor, lengths: OptTensor, reverse: bool, left_padded: bool
+) -> tuple[Tensor, OptTensor]:
+    """Where sequences begin, for x (*batch, T, D).
+
+    Returns:
+        bool mask, broadcastable to x, of the steps that the initial states enter; and with
+        cu_seqlens the sequence that each step belongs to, (T,).
+    """
+    T = x.shape[-2]
+    t = torch.arange(T, device=x.device)
+    if cu_seqlens is not None:
+        sequence = torch.searchsorted(cu_seqlens[1:], t.to(cu_seqlens.dtype), right=True)
+        first = cu_seqlens[1:] - 1 if reverse else cu_seqlens[:-1]
+        return (t == first[sequence])[:, None], sequence
+    first = torch.full((1,), T - 1 if reverse else 0, device=x.device)
+    if lengths is not None and left_padded != reverse:
+        first = T - lengths[..., None] if left_padded else lengths[..., None] - 1
+    return (t == first)[..., None], None
+
+
+def _previous(
+    h: Tensor,
+    h0: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+    reverse: bool,
+    left_padded: bool,
+) -> Tensor:
+    """The state that enters each step, from all states: h_{t-1}, h0, or 0 at a reset."""
+    entry, sequence = _entry(h, cu_seqlens, lengths, reverse, left_padded)
+    if h0 is None:
+        start: Tensor = h.new_zeros(())
+    else:
+        start = h0.unsqueeze(-2) if sequence is None else h0[..., sequence, :].unsqueeze(-3)
+    previous = torch.where(entry, start.to(h.dtype), h.roll(-1 if reverse else 1, -2))
+    return previous if reset is None else previous.masked_fill(reset.bool().unsqueeze(-1), 0)
+
+
+def _previous_adjoint(
+    v: Tensor,
+    h0: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+    reverse: bool,
+    left_padded: bool,
+) -> tuple[Tensor, OptTensor]:
+    """The gradients of `_previous` with respect to h and h0, for an output gradient v."""
+    entry, sequence = _entry(v, cu_seqlens, lengths, reverse, left_padded)
+    if reset is not None:
+        v = v.masked_fill(reset.bool().unsqueeze(-1), 0)
+    dh = v.masked_fill(entry, 0).roll(1 if reverse else -1, -2)
+    if h0 is None:
+        return dh, None
+    start = v.masked_fill(~entry, 0).to(h0.dtype)
+    if sequence is None:
+        return dh, start.sum(-2)
+    return dh, torch.zeros_like(h0).index_add(-2, sequence, start.squeeze(-3))
+
+
+def _sum(s: OptTensor, t: OptTensor, like: Tensor) -> Tensor:
+    """The sum s + t, where None means 0."""
+    if s is None:
+        return torch.zeros_like(like) if t is None else t
+    return s if t is None else s + t
+
+
+def _batched(fn: str, info: Any, in_dims: Any, args: Sequence[Any], packs: int) -> list[Any]:
+    """Arguments with the axis of torch.vmap first, which is one more batch axis."""
+    if in_dims[packs] is not None:
+        raise NotImplementedError(f"{fn}: torch.vmap over cu_seqlens is not supported")
+    return [
+        t
+        if not isinstance(t, Tensor) or i == packs
+        else t.expand(info.batch_size, *t.shape)
+        if dim is None
+        else t.movedim(dim, 0)
+        for i, (t, dim) in enumerate(zip(args, in_dims, strict=True))
+    ]
+
+
+def _only(gradients: Sequence[OptTensor], wanted: Sequence[bool]) -> list[OptTensor]:
+    """The gradients, None instead of the empty tensors."""
+    return [g if w else None for g, w in zip(gradients, wanted, strict=True)]
+
+
+def _gradient_dims(tensors: Sequence[OptTensor], wanted: Sequence[bool]) -> tuple[int | None, ...]:
+    """The batch axis of each gradient: the first, or none for an empty tensor."""
+    return tuple(0 if w and t is not None else None for t, w in zip(tensors, wanted, strict=True))
+
+
+class _Scan(Function):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        a, _, h0, cu_seqlens, lengths, reset, *ctx.options = inputs
+        saved = (a, output[0], h0, cu_seqlens, lengths, reset)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dh: OptTensor, dfinal: OptTensor) -> tuple[OptTensor, ...]:
+        if dh is None and dfinal is None:
+            return (None,) * 8
+        a, h, h0, *sequences = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        gradients = scan_backward(a, h, h0, dh, dfinal, *sequences, *ctx.options, wanted)
+        return (*_only(gradients, wanted), *(None,) * 5)
+
+    @staticmethod
+    def jvp(ctx: Any, da: OptTensor, dx: OptTensor, dh0: OptTensor, *_: None) -> Tensors:
+        a, h, h0, *sequences = ctx.saved_tensors
+        options = (*sequences, *ctx.options)
+        product = None if da is None else da * _previous(h, h0, *options)
+        return scan(a, _sum(dx, product, like=h), dh0, *options)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int, int]]:
+        return scan(*_batched("scan", info, in_dims, args, 3)), (0, 0)
+
+
+class _ScanBackward(Function):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, reverse, left_padded, ctx.wanted = inputs
+        ctx.options = (reverse, left_padded)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, dda: OptTensor, ddx: OptTensor, ddh0: OptTensor
+    ) -> tuple[OptTensor, ...]:
+        dda, ddx, ddh0 = _only((dda, ddx, ddh0), ctx.wanted)
+        a, h, h0, dh, dfinal, *sequences = ctx.saved_tensors
+        options = (*sequences, *ctx.options)
+        product = None if dda is None else dda * _previous(h, h0, *options)
+        w, w_final = scan(a, _sum(ddx, product, like=h), ddh0, *options)
+        ga, g, _ = scan_backward(a, w, ddh0, dh, dfinal, *options, (True, True, False))
+        gh: OptTensor = None
+        gh0: OptTensor = None
+        if dda is not None:
+            gh, gh0 = _previous_adjoint(dda.conj() * g, h0, *options)
+        gfinal = None if dfinal is None else w_final.to(dfinal.dtype)
+        return ga, gh, gh0, None if dh is None else w, gfinal, *(None,) * 6
+
+    @staticmethod
+    def jvp(
+        ctx: Any,
+        da: OptTensor,
+        dh: OptTensor,
+        dh0: OptTensor,
+        ddh: OptTensor,
+        ddfinal: OptTensor,
+        *rest: None,
+    ) -> Tensors:
+        a, h, h0, gh, gfinal, *sequences = ctx.saved_tensors
+        options = (*sequences, *ctx.options)
+        _, g, _ = scan_backward(a, h, h0, gh, gfinal, *options, (False, True, False))
+        carried0: OptTensor = None
+        if da is not None:
+            carried, carried0 = _previous_adjoint(da.conj() * g, h0, *options)
+            ddh = _sum(ddh, carried, like=h)
+        ta, tx, th0 = scan_backward(a, h, h0, ddh, ddfinal, *options, ctx.wanted)
+        if ctx.wanted[0] and (dh is not None or dh0 is not None):
+            previous = _previous(torch.zeros_like(h) if dh is None else dh, dh0, *options)
+            ta = ta + (g * previous.conj()).sum_to_size(a.shape)
+        if ctx.wanted[2] and carried0 is not None:
+            th0 = th0 + carried0
+        return ta, tx, th0
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
+        gradients = scan_backward(*_batched("scan_backward", info, in_dims, args, 5))
+        return gradients, _gradient_dims(args[:3], args[-1])
+
+
+def _compose_sru(
+    u: Tensor,
+    f: OptTensor,
+    r: OptTensor,
+    skip: OptTensor,
+    bias_f: OptTensor,
+    bias_r: OptTensor,
+    c0: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    reset: OptTensor,
+    reverse: bool,
+    left_padded: bool,
+    activation: int,
+    blocks: int,
+) -> Tensors:
+    """The outputs h and final of sru, from `scan` and PyTorch operators."""
+    T = u.shape[-2]
+    valid = None
+    if lengths is not None:
+        t, n = torch.arange(T, device=u.device), lengths[..., None]
+        valid = (t >= T - n if left_padded else t < n)[..., None]
+
+    def split(t: OptTensor, count: int) -> list[Any]:
+        """Blocks in the accumulation dtype; 0 in padding, so that no NaN passes from there."""
+        if t is None:
+            return [None] * count
+        t = t.to(ACCUMULATION[t.dtype])
+        if valid is not None and t.ndim > 1:
+            t = torch.where(valid, t, 0)
+        return [*t.chunk(count, -1)]
+
+    directions = _directions(blocks)
+    if blocks == 1:
+        rows = [[split(t, 1)[0] for t in (u, f, r, skip, bias_f, bias_r)]]
+    else:
+        count = blocks // directions
+        us, skips, biases = split(u, blocks), split(skip, directions), split(bias_f, 2 * directions)
+        rows = []
+        for d in range(directions):
+            rows.append(us[d * count : (d + 1) * count])
+            if count == 3:
+                rows[d].append(skips[d])
+            rows[d].extend(biases[2 * d : 2 * d + 2])
+    activate = [*ACTIVATIONS.values()][activation]
+    outputs, finals = [], []
+    for d, (candidate, forget, reset_gate, highway, forget_bias, reset_bias) in enumerate(rows):
+        start = None if c0 is None else c0[d]
+        keep = torch.sigmoid(_sum(forget, forget_bias, like=u))
+        c, final = scan(
+            keep, (1 - keep) * candidate, start, cu_seqlens, lengths, reset,
+            reverse != (d == 1), left_padded,
+        )  # fmt: skip
+        show = torch.sigmoid(_sum(reset_gate, reset_bias, like=u))
+        h = show * activate(c)
+        outputs.append(h if highway is None else h + (1 - show) * highway)
+        finals.append(final)
+    return torch.cat(outputs, -1).to(u.dtype), torch.stack(finals)
+
+
+def _pull(
+    fn: Callable[..., Tensors], args: Sequence[Any], at: Sequence[int], cotangents: Sequence[Any]
+) -> list[Any]:
+    """Gradients of fn(*args) with respect to the arguments at some positions; None elsewhere."""
+
+    def of_some(*some: Tensor) -> Tensors:
+        everything = list(args)
+        for i, t in zip(at, some, strict=True):
+            everything[i] = t
+        return fn(*everything)
+
+    outputs: Tensors
+    outputs, pullback, *_ = torch.func.vjp(of_some, *(args[i] for i in at))
+    found = pullback(
+        tuple(
+            torch.zeros_like(y) if ct is None else ct
+            for y, ct in zip(outputs, cotangents, strict=True)
+        )
+    )
+    gradients = [None] * len(args)
+    for i, g in zip(at, found, strict=True):
+        gradients[i] = g
+    return gradients
+
+
+def _compose_sru_backward(*args: Any) -> Tensors:
+    """The operator sru_backward by differentiating `_compose_sru`."""
+    inputs, (_, dh, dfinal), options, wanted = args[:7], args[7:10], args[10:-1], args[-1]
+    at = [i for i, (t, w) in enumerate(zip(inputs, wanted, strict=True)) if w and t is not None]
+    if not at:
+        return _returnable([None] * 7, inputs[0])
+    gradients = _pull(_compose_sru, (*inputs, *options), at, (dh, dfinal))
+    return _returnable(gradients[:7], inputs[0])
+
+
+class _Sru(Function):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:7], output[2], *inputs[7:10])
+        ctx.options = inputs[10:14]
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dh: OptTensor, dfinal: OptTensor, _: None) -> tuple[OptTensor, ...]:
+        if dh is None and dfinal is None:
+            return (None,) * 15
+        tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:7]
+        gradients = sru_backward(*tensors[:8], dh, dfinal, *tensors[8:], *ctx.options, wanted)
+        return (*_only(gradients, wanted), *(None,) * 8)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
+        compose = torch.vmap(_compose_sru, in_dims[:-1], randomness=info.randomness)
+        h, final = compose(*args[:-1])
+        return (h, final, final.new_empty((1, 0, 0))), (0, 0, None)
+
+
+class _SruBackward(Function):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:13])
+        ctx.options = inputs[13:]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: OptTensor) -> tuple[OptTensor, ...]:
+        args = (*ctx.saved_tensors, *ctx.options)
+        # Not with respect to the checkpoints, which are a function of the inputs.
+        at = [i for i, needed in enumerate(ctx.needs_input_grad) if needed and i != 7]
+        return tuple(_pull(_compose_sru_backward, args, at, cotangents))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
+        dims: Any = _gradient_dims(args[:7], args[-1])
+        compose = torch.vmap(_compose_sru_backward, in_dims, dims, randomness=info.randomness)
+        return compose(*args), dims
+
+
+# ---- Operators -----------------------------------------------------------------------------------
+
+_LIBRARY = torch.library.Library("scanrnn", "DEF")
+# Outputs are laid out as inputs are, so a compiler must not choose other strides for those.
+_TAGS = (
+    torch.Tag.pt2_compliant_tag,
+    getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
+)
+_SEQUENCES = "Tensor? cu_seqlens, Tensor? lengths, Tensor? reset, bool reverse, bool left_padded"
+_INPUTS = "Tensor u, Tensor? f, Tensor? r, Tensor? skip, Tensor? bias_f, Tensor? bias_r, Tensor? c0"
+
+
+def _asks_for_gradients(args: Sequence[Any]) -> bool:
+    if torch.is_grad_enabled():
+        for t in args:
+            if isinstance(t, Tensor) and t.requires_grad:
+                return True
+    return False
+
+
+def _forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def _unsupported(*args: Any) -> Tensors:
+    for t in args:
+        if isinstance(t, Tensor) and t.layout is not torch.strided:
+            raise TypeError(f"scanrnn: a tensor has layout {t.layout}, expected torch.strided")
+        if isinstance(t, Tensor) and t.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"scanrnn: a tensor is on device {t.device}, expected cpu or cuda")
+    raise NotImplementedError("scanrnn: there is no kernel for these tensors")
+
+
+def _define(
+    name: str,
+    schema: str,
+    kernel: Callable[..., Tensors],
+    fake: Callable[..., Tensors],
+    rules: Any,
+) -> Callable[..., Tensors]:
+    """Register an operator with its rules, and return the function to call it by."""
+    _LIBRARY.define(name + schema, tags=_TAGS)
+    op = getattr(torch.ops.scanrnn, name).default
+
+    below_autograd = torch._C._AutoDispatchBelowAutograd
+
+    def run(*args: Any) -> Tensors:
+        with below_autograd():
+            outputs: Tensors = op(*args)
+            return outputs
+
+    def run_and_save(ctx: Any, *args: Any) -> Tensors:
+        outputs = run(*args)
+        rules.setup_context(ctx, args, outputs)
+        return outputs
+
+    rules.forward = staticmethod(run)
+    methods = {"forward": staticmethod(run_and_save), "backward": staticmethod(rules.backward)}
+    plain: Any = type(f"{rules.__name__}Plain", (Function,), methods)
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return op(*args)
+        if torch._C._are_functorch_transforms_active() or _forward_mode():
+            return rules.apply(*args)
+        if _asks_for_gradients(args):
+            return plain.apply(*args)
+        with below_autograd():
+            return op(*args)
+
+    def autograd_kernel(*args: Any) -> Any:
+        # PyTorch lets a compiler's graph and torch.func's transforms meet here without the rules.
+        if torch._C._are_functorch_transforms_active() or _forward_mode():
+            raise NotImplementedError(
+                f"scanrnn::{name}: torch.func.grad, vjp, jvp and forward-mode AD are not supported "
+                "inside of torch.compile; they are outside of it (torch.func.vmap is inside too)"
+            )
+        return plain.apply(*args) if _asks_for_gradients(args) else run(*args)
+
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, kernel, device)
+    _LIBRARY.impl(name, _unsupported, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, autograd_kernel, "Autograd")
+    torch.library.register_fake(f"scanrnn::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"scanrnn::{name}", rules.vmap, lib=_LIBRARY)
+    return call
+
+
+#: (a, x, h0, cu_seqlens, lengths, reset, reverse, left_padded) -> h, final
+scan = _define(
+    "scan",
+    f"(Tensor a, Tensor x, Tensor? h0, {_SEQUENCES}) -> (Tensor, Tensor)",
+    _scan,
+    _fake_scan,
+    _Scan,
+)
+#: (a, h, h0, dh, dfinal, *as in scan, wanted) -> da, dx, dh0, empty where not wanted
+scan_backward = _define(
+    "scan_backward",
+    f"(Tensor a, Tensor h, Tensor? h0, Tensor? dh, Tensor? dfinal, {_SEQUENCES}, bool[3] wanted)"
+    " -> (Tensor, Tensor, Tensor)",
+    _scan_backward,
+    _fake_scan_backward,
+    _ScanBackward,
+)
+_fused_sru = _define(
+    "sru",
+    f"({_INPUTS}, {_SEQUENCES}, int activation, int blocks, bool checkpoint)"
+    " -> (Tensor, Tensor, Tensor)",
+    _sru,
+    _fake_sru,
+    _Sru,
+)
+_fused_sru_backward = _define(
+    "sru_backward",
+    f"({_INPUTS}, Tensor checkpoints, Tensor? dh, Tensor? dfinal, {_SEQUENCES}, int activation,"
+    " int blocks, bool[7] wanted)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _sru_backward,
+    _fake_sru_backward,
+    _SruBackward,
+)
+
+
+def sru(*args: Any) -> Tensors:
+    """(u, f, r, skip, bias_f, bias_r, c0, *as in scan, activation, blocks) -> h, final."""
+    if not torch.compiler.is_compiling() and _forward_mode():
+        return _compose_sru(*args)
+    h, final, _ = _fused_sru(*args, _asks_for_gradients(args))
+    return h, final
+
+
+def sru_backward(*args: Any) -> Tensors:
+    """(u ... c0, checkpoints, dh, dfinal, *as in scan, activation, blocks, wanted) -> gradients."""
+    if not torch.compiler.is_compiling() and _forward_mode():
+        return _compose_sru_backward(*args)
+    return _fused_sru_backward(*args)
