@@ -1,0 +1,27 @@
+"""Recurrences as JAX functions, under jit, grad, vmap, jvp and shard_map.
+
+`scan` and `sru` are the differentiable versions of `scanrnn.scan` and `scanrnn.cells.sru`;
+`sru_init` and `sru_layer` are a layer, with its parameters in a dictionary.
+"""
+
+try:
+    import jax
+except ImportError as error:
+    raise ImportError("scanrnn.jax needs JAX: pip install 'scanrnn[jax]' or 'jax'") from error
+
+from .. import _core
+
+_targets = _core.ffi_targets()
+if not _targets:
+    raise RuntimeError(
+        "scanrnn.jax: this build of scanrnn has no JAX handlers, because it was compiled without "
+        "XLA's headers. They come with jaxlib: install it, then scanrnn from source by "
+        "'pip install --no-binary scanrnn --force-reinstall scanrnn'"
+    )
+for _name, _handler in _targets.items():
+    jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
+
+from ._scan import scan  # noqa: E402
+from ._sru import SruParams, sru, sru_init, sru_layer, sru_step  # noqa: E402
+
+__all__ = ["SruParams", "scan", "sru", "sru_init", "sru_layer", "sru_step"]

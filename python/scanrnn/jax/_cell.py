@@ -1,0 +1,599 @@
+"""How a cell of the core becomes JAX primitives that every transformation understands.
+
+A cell has three primitives, over canonical arrays (B: batch, T: time, D: channels, N: sequences,
+which is B or the number of packed ones):
+
+    forward    inputs, index, reset                    -> h, final (, checkpoints)
+    tangent    residuals, directions, index, reset     -> dh, dfinal
+    backward   residuals, dh, dfinal, index, reset     -> gradients
+
+`forward` and `backward` are kernels of the core, called through XLA's foreign function interface.
+`tangent` is a composition of JAX operators around a scan. For fixed residuals it is linear, and
+`backward` is its transpose, so each is the other's transposition rule. JAX makes reverse mode out
+of the forward's JVP, which binds `tangent`, and that transposition: `jax.grad` runs exactly two
+fused kernels. Both have a JVP by differentiating a composed form, which is made of primitives
+again: derivatives of every order and mode exist, and only those above the first are not fused.
+
+Every primitive has a fixed list of operands. An absent one is an array of shape (0,), so that rules
+need no case per option.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import PartitionSpec
+
+Arrays: TypeAlias = Sequence[Array]
+Dims: TypeAlias = Sequence[int | None]
+
+#: The dtypes of the core, and the one that each accumulates and returns states in.
+ACCUMULATION = {
+    np.dtype(jnp.float16): np.dtype(jnp.float32),
+    np.dtype(jnp.bfloat16): np.dtype(jnp.float32),
+    np.dtype(jnp.float32): np.dtype(jnp.float32),
+    np.dtype(jnp.float64): np.dtype(jnp.float64),
+    np.dtype(jnp.complex64): np.dtype(jnp.complex64),
+    np.dtype(jnp.complex128): np.dtype(jnp.complex128),
+}
+
+#: Orders of the axes of (B, T, D) arrays in memory, outermost first. The core gets arrays in the one
+#: that the caller's have anyway; xla_ffi.cpp has the same list.
+MEMORY_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2))
+CHANNELS_INNERMOST, TIME_INNERMOST, TIME_OUTERMOST = range(3)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call does, beside its arrays."""
+
+    #: Run from the end of each sequence.
+    reverse: bool = False
+    #: The index operand is cu_seqlens (and B is 1), else lengths.
+    packed: bool = False
+    #: The valid steps of a row are its last ones.
+    left_padded: bool = False
+    #: One of `MEMORY_ORDERS`.
+    order: int = CHANNELS_INNERMOST
+    #: SRU's g by number.
+    activation: int = 0
+
+
+# ---- Operands ------------------------------------------------------------------------------------
+
+
+def absent() -> Array:
+    """The array that stands for an operand or a result that isn't there."""
+    return jnp.zeros((0,))
+
+
+def present(array: Array) -> bool:
+    """Whether an operand is there. One without elements may count as absent: it has no values."""
+    return array.size > 0
+
+
+def varying_axes(array: Array) -> frozenset[Any]:
+    """The axes of an enclosing `jax.shard_map` over which an array varies."""
+    aval: Any = jax.typeof(array)
+    manual = getattr(aval, "manual_axis_type", None)
+    axes: frozenset[Any] = aval.vma if manual is None else manual.varying
+    return axes
+
+
+def _vary(array: Array, axes: tuple[Any, ...]) -> Array:
+    """Make an array vary over more axes of `jax.shard_map`."""
+    if not axes:
+        return array
+    cast: Any = getattr(jax.lax, "pcast", None)  # since JAX 0.8
+    if cast is not None:
+        varying: Array = cast(array, axes, to="varying")
+    else:
+        varying = jax.lax.pvary(array, axes)  # type: ignore[attr-defined]
+    return varying
+
+
+def bind(primitive: core.Primitive, *operands: Array, **params: Any) -> list[Array]:
+    """Bind a primitive. Inside `jax.shard_map` its operands must all vary over the same axes."""
+    axes = frozenset[Any]().union(*map(varying_axes, operands))
+    operands = tuple(_vary(x, tuple(axes - varying_axes(x))) for x in operands)
+    results: list[Array] = primitive.bind(*operands, **params)  # type: ignore[no-untyped-call]
+    return results
+
+
+def _aval(like: Any, shape: Sequence[int], dtype: Any) -> Any:
+    """An abstract array on the mesh of another one, not sharded."""
+    spec = PartitionSpec(*(None,) * len(shape))  # type: ignore[no-untyped-call]
+    sharding = like.sharding.update(spec=spec)
+    return like.update(shape=tuple(shape), dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def is_linear(operand: Any) -> bool:
+    """Whether a transposition rule is to give a cotangent of an operand."""
+    return isinstance(operand, ad.UndefinedPrimal)
+
+
+def _instantiate(tangent: Any) -> Array:
+    return absent() if isinstance(tangent, ad.Zero) else tangent
+
+
+def _primitive(name: str, avals: Callable[..., Sequence[Any]]) -> core.Primitive:
+    p = core.Primitive(name)
+    p.multiple_results = True
+    p.def_impl(functools.partial(xla.apply_primitive, p))  # type: ignore[no-untyped-call]
+    p.def_abstract_eval(avals)  # type: ignore[no-untyped-call]
+    return p
+
+
+def _lower_to_core(p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) -> None:
+    """Lower a primitive to the core's kernel of the same name."""
+
+    def call(*operands: Array, options: Options, **params: Any) -> list[Array]:
+        # Orders are their own inverses. XLA finds that these transpositions undo the caller's.
+        order = MEMORY_ORDERS[options.order]
+
+        def reorder(x: Array) -> Array:
+            return x.transpose(order) if x.ndim == 3 else x
+
+        avals = avals_of(*map(jax.typeof, operands), options=options, **params)
+        shapes = [[x.shape[i] for i in order] if x.ndim == 3 else x.shape for x in avals]
+        kernel = jax.ffi.ffi_call(
+            p.name,
+            [jax.ShapeDtypeStruct(s, x.dtype) for s, x in zip(shapes, avals, strict=True)],
+        )
+        results = kernel(
+            *map(reorder, operands),
+            reverse=options.reverse,
+            packed=options.packed,
+            left_padded=options.left_padded,
+            order=np.int32(options.order),
+            activation=np.int32(options.activation),
+        )
+        return list(map(reorder, results))
+
+    def refuse(ctx: Any, *_: Any, **__: Any) -> Any:
+        platforms = ", ".join(ctx.module_context.platforms)
+        raise NotImplementedError(f"{p.name}: this build has no kernel for {platforms}, only cpu")
+
+    mlir.register_lowering(p, refuse)
+    mlir.register_lowering(p, mlir.lower_fun(call, multiple_results=True), platform="cpu")
+
+
+def _jvp_of(
+    composed: Callable[..., Sequence[Array]],
+    primals: Arrays,
+    tangents: Sequence[Any],
+    **params: Any,
+) -> tuple[Sequence[Array], Sequence[Array]]:
+    """A JVP rule that differentiates a primitive's composed form."""
+    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+
+    def function(*values: Array) -> Sequence[Array]:
+        operands = list(primals)
+        for i, value in zip(moving, values, strict=True):
+            operands[i] = value
+        return composed(*operands, **params)
+
+    out: tuple[Sequence[Array], Sequence[Array]] = jax.jvp(
+        function, [primals[i] for i in moving], [tangents[i] for i in moving]
+    )
+    return out
+
+
+# ---- Sequences -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Where the sequences of a call are, for composed forms.
+
+    Masks broadcast to (B, T, 1). First, last, previous and next are meant in the direction in which
+    the recurrence runs.
+    """
+
+    options: Options
+    index: Array
+    reset: Array
+    batch: int
+    time: int
+
+    def _positions(self, dtype: Any) -> Array:
+        return jnp.arange(self.time, dtype=dtype)
+
+    def _sequence(self) -> Array:
+        """Of packed sequences: the one that each step belongs to, (T,)."""
+        return jnp.searchsorted(self.index, self._positions(self.index.dtype), side="right") - 1
+
+    def _bounds(self) -> tuple[Array, Array]:
+        """The lowest and the highest position of each sequence, (N,)."""
+        if self.options.packed:
+            return self.index[:-1], self.index[1:] - 1
+        if not present(self.index):
+            low = jnp.zeros((self.batch,), jnp.int32)
+            return low, low + (self.time - 1)
+        if self.options.left_padded:
+            return self.time - self.index, jnp.full_like(self.index, self.time - 1)
+        return jnp.zeros_like(self.index), self.index - 1
+
+    def _ends(self) -> tuple[Array, Array]:
+        """The position of the first and of the last step of each sequence, (N,)."""
+        low, high = self._bounds()
+        return (high, low) if self.options.reverse else (low, high)
+
+    def _mask(self, positions: Array) -> Array:
+        at = self.spread(positions[:, None])[..., 0]
+        return (self._positions(at.dtype) == at)[..., None]
+
+    def first(self) -> Array:
+        """Which steps are the first of their sequence."""
+        return self._mask(self._ends()[0])
+
+    def last(self) -> Array:
+        """Which steps are the last of their sequence."""
+        return self._mask(self._ends()[1])
+
+    def valid(self) -> Array:
+        """Which steps belong to a sequence."""
+        if self.options.packed or not present(self.index):
+            return jnp.ones((1, self.time, 1), bool)
+        low, high = self._bounds()
+        t = self._positions(low.dtype)
+        return ((t >= low[:, None]) & (t <= high[:, None]))[..., None]
+
+    def connected(self) -> Array:
+        """Which steps see the state before them."""
+        valid = self.valid()
+        return valid & (self.reset == 0)[..., None] if present(self.reset) else valid
+
+    def empty(self) -> Array:
+        """Which sequences have no steps, (N, 1)."""
+        low, high = self._bounds()
+        return (low > high)[:, None]
+
+    def spread(self, states: Array) -> Array:
+        """States of sequences, (N, D), at each of their steps."""
+        return states[self._sequence()][None] if self.options.packed else states[:, None]
+
+    def at_first(self, array: Array) -> Array:
+        """Entries of an array over steps at each sequence's first step, (N, D)."""
+        batch, _, channels = array.shape
+        array = jnp.broadcast_to(array, (batch, self.time, channels))
+        t = jnp.clip(self._ends()[0], 0, self.time - 1)
+        return array[0, t] if batch == 1 else array[jnp.arange(batch), t]
+
+    def previous(self, array: Array) -> Array:
+        """Entries of an array at the step before; those at first steps mean nothing."""
+        return jnp.roll(array, -1 if self.options.reverse else 1, axis=1)
+
+    def next(self, array: Array) -> Array:
+        """Entries of an array at the step after; those at last steps mean nothing."""
+        return jnp.roll(array, 1 if self.options.reverse else -1, axis=1)
+
+
+# ---- Batching ------------------------------------------------------------------------------------
+
+
+def _merge(x: Array, dim: int | None, size: int, axis: int, target: int | None) -> Array:
+    """Merge a batch axis into an axis of the operand, first broadcast to `target` if given."""
+    x = jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
+    shape = list(x.shape)
+    if target is not None:
+        shape[axis + 1] = target
+        x = jnp.broadcast_to(x, shape)
+    del shape[0]
+    shape[axis] *= size
+    return jnp.moveaxis(x, 0, axis).reshape(shape)
+
+
+def _unmerge(y: Array, size: int, axis: int, length: int, result: int) -> Array:
+    """Undo `_merge`. An axis that was of size 1 in the operand is summed over."""
+    y = y.reshape(*y.shape[:axis], size, length, *y.shape[axis + 1 :])
+    return y if length == result else y.sum(axis + 1, keepdims=True)
+
+
+def _batch(
+    call: Callable[..., Sequence[Array]],
+    operands: Arrays,
+    dims: Dims,
+    roles: Sequence[str],
+    result_roles: Sequence[str],
+    options: Options,
+    expand: Collection[int] = (),
+) -> tuple[list[Array], list[int | None]]:
+    """Batch a primitive by merging the new axis into B, or into D, or else by a loop.
+
+    Packed sequences have no B. Operands without D (index and reset) or B (biases) rule that axis
+    out if they are batched, and so do results (gradients of biases), which must stay apart.
+
+    Args:
+        call: binds the primitive.
+        operands: the operands.
+        dims: their batch axes, None where they have none.
+        roles: their roles, see `Cell`; "" for one to leave out.
+        result_roles: the results' roles, "" for absent ones.
+        options: the call's options.
+        expand: operands whose broadcast axes must be expanded, because they or the results that go
+            with them (in the same place) differ between examples.
+    """
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    operands, dims, roles = list(operands), list(dims), list(roles)
+    shapes = []
+    for i, (x, d) in enumerate(zip(operands, dims, strict=True)):
+        shape = x.shape if d is None else x.shape[:d] + x.shape[d + 1 :]
+        if not roles[i] or shape == (0,):
+            operands[i], dims[i], roles[i] = absent(), None, ""
+        shapes.append(shape)
+    whole = next(shape for shape, role in zip(shapes, roles, strict=True) if role == "btd")
+
+    def merges(letter: str) -> bool:
+        needed = [role for role, d in zip(roles, dims, strict=True) if d is not None]
+        return all(letter in role.lower() for role in needed + [r for r in result_roles if r])
+
+    letter = next((c for c in ("d" if options.packed else "bd") if merges(c)), None)
+    if letter is None:
+        return _loop(call, operands, dims, result_roles)
+
+    length = whole["btd".index(letter)]
+    merged = []
+    for i, (x, d, role) in enumerate(zip(operands, dims, roles, strict=True)):
+        axis = role.lower().find(letter)
+        capital = axis >= 0 and role[axis].isupper()
+        broadcast = capital and shapes[i][axis] == 1
+        if axis >= 0 and not (broadcast and d is None and i not in expand):
+            x = _merge(x, d, size, axis, length if broadcast else None)
+        merged.append(x)
+    results: list[Array] = []
+    out: list[int | None] = []
+    for i, (y, role) in enumerate(zip(call(*merged), result_roles, strict=True)):
+        axis = role.lower().find(letter)
+        if axis >= 0:
+            y = _unmerge(y, size, axis, length, shapes[i][axis] if role[axis].isupper() else length)
+        results.append(y)
+        out.append(axis if axis >= 0 else None)
+    return results, out
+
+
+def _loop(
+    call: Callable[..., Sequence[Array]], operands: Arrays, dims: Dims, result_roles: Sequence[str]
+) -> tuple[list[Array], list[int | None]]:
+    """Batch a primitive by one call an example."""
+
+    def one(examples: Arrays) -> Sequence[Array]:
+        rest = iter(examples)
+        return call(*(x if d is None else next(rest) for x, d in zip(operands, dims, strict=True)))
+
+    batched = [jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True) if d is not None]
+    results = jax.lax.map(one, batched)
+    there = [bool(role) for role in result_roles]
+    return (
+        [y if t else absent() for y, t in zip(results, there, strict=True)],
+        [0 if t else None for t in there],
+    )
+
+
+# ---- The primitives ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The primitives of a cell.
+
+    Roles say which axes an operand has: "b" (N in a state of packed sequences), "t" and "d", in
+    capitals where the size may be 1 and is broadcast. Residuals are like the inputs, one by one,
+    and may be followed by the checkpoints.
+    """
+
+    name: str
+    #: Roles of the inputs. The last input is the initial state.
+    roles: tuple[str, ...]
+    #: Which input (and residual) has the shape and dtype of h.
+    main: int
+    #: (inputs, results of forward) -> residuals.
+    residuals: Callable[[Arrays, Arrays], Arrays]
+    #: (residuals, directions, steps) -> (dh, dfinal).
+    tangent: Callable[[Arrays, Arrays, Steps], Arrays]
+    #: (residuals, dh, dfinal, steps, wanted) -> gradients.
+    backward: Callable[[Arrays, Array, Array, Steps, Sequence[bool]], Arrays]
+    #: (B, T, N) -> rows of the checkpoints, if the cell has any.
+    checkpoint_rows: Callable[[int, int, int], int] | None = None
+
+    @functools.cached_property
+    def forward_p(self) -> core.Primitive:
+        p = _primitive(f"scanrnn_{self.name}_forward", self._forward_avals)
+        _lower_to_core(p, self._forward_avals)
+        ad.primitive_jvps[p] = self._forward_jvp
+        batching.primitive_batchers[p] = self._forward_batch
+        return p
+
+    @functools.cached_property
+    def tangent_p(self) -> core.Primitive:
+        p = _primitive(f"scanrnn_{self.name}_tangent", self._tangent_avals)
+        mlir.register_lowering(p, mlir.lower_fun(self._compose_tangent, multiple_results=True))
+        ad.primitive_jvps[p] = functools.partial(_jvp_of, self._compose_tangent)
+        ad.primitive_transposes[p] = self._tangent_transpose
+        batching.primitive_batchers[p] = self._tangent_batch
+        return p
+
+    @functools.cached_property
+    def backward_p(self) -> core.Primitive:
+        p = _primitive(f"scanrnn_{self.name}_backward", self._backward_avals)
+        _lower_to_core(p, self._backward_avals)
+        ad.primitive_jvps[p] = functools.partial(_jvp_of, self._compose_backward)
+        ad.primitive_transposes[p] = self._backward_transpose
+        batching.primitive_batchers[p] = self._backward_batch
+        return p
+
+    def __call__(
+        self, inputs: Arrays, index: Array, reset: Array, options: Options
+    ) -> tuple[Array, Array]:
+        """Bind `forward`: h and the final states."""
+        h, final = bind(self.forward_p, *inputs, index, reset, options=options, save=False)
+        return h, final
+
+    # What the results are
+
+    def _state_aval(self, main: Any, index: Any, options: Options) -> Any:
+        batch, _, channels = main.shape
+        sequences = index.shape[0] - 1 if options.packed else batch
+        return _aval(main, (sequences, channels), ACCUMULATION[main.dtype])
+
+    def _forward_avals(self, *avals: Any, options: Options, save: bool) -> list[Any]:
+        main = avals[self.main]
+        batch, time, channels = main.shape
+        final = self._state_aval(main, avals[-2], options)
+        results = [_aval(main, main.shape, main.dtype), final]
+        if save and self.checkpoint_rows is not None:
+            rows = self.checkpoint_rows(batch, time, final.shape[0])
+            results.append(_aval(main, (rows, channels), final.dtype))
+        return results
+
+    def _tangent_avals(self, *avals: Any, options: Options) -> list[Any]:
+        main = avals[self.main]
+        return [
+            _aval(main, main.shape, main.dtype),
+            self._state_aval(main, avals[-2], options),
+        ]
+
+    def _backward_avals(self, *avals: Any, options: Options, wanted: tuple[bool, ...]) -> list[Any]:
+        return [
+            _aval(x, x.shape if want else (0,), x.dtype)
+            for x, want in zip(avals, wanted, strict=False)
+        ]
+
+    # Composed forms
+
+    def _split(self, operands: Arrays, options: Options) -> tuple[Arrays, Arrays, Steps]:
+        """Residuals, the operands after them, and the sequences."""
+        *arrays, index, reset = operands
+        count = len(self.roles) + (self.checkpoint_rows is not None)
+        batch, time, _ = arrays[self.main].shape
+        return arrays[:count], arrays[count:], Steps(options, index, reset, batch, time)
+
+    def _compose_tangent(self, *operands: Array, options: Options) -> list[Array]:
+        return list(self.tangent(*self._split(operands, options)))
+
+    def _compose_backward(
+        self, *operands: Array, options: Options, wanted: tuple[bool, ...]
+    ) -> list[Array]:
+        residuals, (dh, dfinal), steps = self._split(operands, options)
+        return list(self.backward(residuals, dh, dfinal, steps, wanted))
+
+    # Differentiation
+
+    def _forward_jvp(
+        self, operands: Arrays, tangents: Sequence[Any], *, options: Options, save: bool
+    ) -> tuple[list[Array], list[Any]]:
+        *inputs, index, reset = operands
+        results = bind(self.forward_p, *operands, options=options, save=True)
+        residuals = self.residuals(inputs, results)
+        directions = map(_instantiate, tangents[: len(inputs)])
+        out: list[Any] = [
+            *bind(self.tangent_p, *residuals, *directions, index, reset, options=options)
+        ]
+        # The checkpoints only serve `backward`, whose derivatives don't go through them.
+        results = results if save else results[:2]
+        out += [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results[2:]]
+        return results, out
+
+    def _tangent_transpose(
+        self, cotangents: Sequence[Any], *operands: Any, options: Options
+    ) -> list[Any]:
+        residuals, directions, steps = self._split(operands, options)
+        wanted = tuple(map(is_linear, directions))
+        grads = self.gradients(residuals, cotangents, steps, wanted)
+        return [*(None for _ in residuals), *grads, None, None]
+
+    def gradients(
+        self, residuals: Arrays, cotangents: Sequence[Any], steps: Steps, wanted: tuple[bool, ...]
+    ) -> list[Array | None]:
+        """Gradients of the wanted inputs from cotangents of h and final."""
+        dh, dfinal = map(_instantiate, cotangents)
+        operands = (*residuals, dh, dfinal, steps.index, steps.reset)
+        grads = bind(self.backward_p, *operands, options=steps.options, wanted=wanted)
+        return [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
+
+    def _backward_transpose(
+        self,
+        cotangents: Sequence[Any],
+        *operands: Any,
+        options: Options,
+        wanted: tuple[bool, ...],
+    ) -> list[Any]:
+        residuals, linear, steps = self._split(operands, options)
+        directions = [
+            _instantiate(ct) if want else absent()
+            for ct, want in zip(cotangents, wanted, strict=True)
+        ]
+        operands = (*residuals, *directions, steps.index, steps.reset)
+        out = bind(self.tangent_p, *operands, options=options)
+        grads = [y if is_linear(x) else None for x, y in zip(linear, out, strict=True)]
+        return [*(None for _ in residuals), *grads, None, None]
+
+    # Batching
+
+    @property
+    def _residual_roles(self) -> tuple[str, ...]:
+        return self.roles if self.checkpoint_rows is None else (*self.roles, "")
+
+    def _forward_batch(
+        self, operands: Arrays, dims: Dims, *, options: Options, save: bool
+    ) -> tuple[list[Array], list[int | None]]:
+        call = functools.partial(bind, self.forward_p, options=options, save=False)
+        results, out = _batch(
+            call, operands, dims, (*self.roles, "b", "bt"), ("btd", "bd"), options
+        )
+        if save and self.checkpoint_rows is not None:
+            # Checkpoints of the merged call can't be told apart. These are a stand-in: the rules
+            # below make new ones.
+            avals = [
+                jax.typeof(x) if d is None else core.mapped_aval(x.shape[d], d, jax.typeof(x))
+                for x, d in zip(operands, dims, strict=True)
+            ]
+            checkpoints = self._forward_avals(*avals, options=options, save=True)[2]
+            results.append(jnp.zeros(checkpoints.shape, checkpoints.dtype))
+            out.append(None)
+        return results, out
+
+    def _checkpointed(self, *operands: Array, options: Options) -> Arrays:
+        """Give operands of `tangent` and `backward` checkpoints again."""
+        if self.checkpoint_rows is None:
+            return operands
+        residuals, rest, steps = self._split(operands, options)
+        inputs = residuals[:-1]
+        tail = (steps.index, steps.reset)
+        results = bind(self.forward_p, *inputs, *tail, options=options, save=True)
+        return (*self.residuals(inputs, results), *rest, *tail)
+
+    def _tangent_batch(
+        self, operands: Arrays, dims: Dims, *, options: Options
+    ) -> tuple[list[Array], list[int | None]]:
+        def call(*merged: Array) -> list[Array]:
+            merged = tuple(self._checkpointed(*merged, options=options))
+            return bind(self.tangent_p, *merged, options=options)
+
+        n = len(self._residual_roles)
+        # An input and its direction keep one shape, which is that of its gradient.
+        pairs = [(i, n + i) for i in range(len(self.roles)) if present(operands[n + i])]
+        expand = {i for pair in pairs if any(dims[j] is not None for j in pair) for i in pair}
+        roles = (*self._residual_roles, *self.roles, "b", "bt")
+        return _batch(call, operands, dims, roles, ("btd", "bd"), options, expand)
+
+    def _backward_batch(
+        self, operands: Arrays, dims: Dims, *, options: Options, wanted: tuple[bool, ...]
+    ) -> tuple[list[Array], list[int | None]]:
+        def call(*merged: Array) -> list[Array]:
+            merged = tuple(self._checkpointed(*merged, options=options))
+            return bind(self.backward_p, *merged, options=options, wanted=wanted)
+
+        roles = (*self._residual_roles, "btd", "bd", "b", "bt")
+        results = [role if want else "" for role, want in zip(self.roles, wanted, strict=True)]
+        expand = {i for i, want in enumerate(wanted) if want}
+        return _batch(call, operands, dims, roles, results, options, expand)
