@@ -27,15 +27,14 @@ nb::list merge_trace(nb::handle a, nb::handle x, nb::handle h0, nb::handle h, bo
   call.h = args.output<3>(h, "h");
   call.sequences.reverse = reverse;
   std::map<int, Level> levels;
-  {
-    nb::gil_scoped_release release;
+  without_gil([&] {
     trace_scan_merges(call, [&](const MergeEvent& event) {
       Level& level = levels[event.level];
       ++level.merges;
       level.change = larger(event.change, level.change);
       level.serial_error = larger(event.serial_error, level.serial_error);
     });
-  }
+  });
   nb::list rows;
   for (const auto& [level, stats] : levels) {
     rows.append(nb::make_tuple(level, stats.merges, stats.change, stats.serial_error));

@@ -6,10 +6,18 @@
 
 #include <nanobind/nanobind.h>
 
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#endif
+
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <new>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "scanrnn/scanrnn.hpp"
 
@@ -134,6 +142,30 @@ class HostWorkspace {
   char* memory_;
   std::size_t bytes_;
 };
+
+/// Runs `compute` with the GIL released. A thread that finds the interpreter gone when it wants the
+/// GIL back stops here for ever, as CPython 3.14 itself lets it: older versions end such a thread by
+/// an unwind that no destructor on the way may meet.
+template <class Compute>
+void without_gil(Compute&& compute) {
+  std::exception_ptr error;
+  PyThreadState* thread = PyEval_SaveThread();
+  try {
+    std::forward<Compute>(compute)();
+  } catch (...) {
+    error = std::current_exception();
+  }
+#if defined(__GLIBCXX__)
+  try {
+    PyEval_RestoreThread(thread);
+  } catch (abi::__forced_unwind&) {
+    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+#else
+  PyEval_RestoreThread(thread);
+#endif
+  if (error) std::rethrow_exception(error);
+}
 
 void bind_scan(nb::module_& m);
 void bind_sru(nb::module_& m);

@@ -30,8 +30,7 @@ void forward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::hand
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   call.activation = static_cast<Activation>(activation);
   const Target target = args.target(stream);
-  nb::gil_scoped_release release;
-  sru_forward(call, HostWorkspace(sru_forward_workspace_bytes(call, target)), target);
+  without_gil([&] { sru_forward(call, HostWorkspace(sru_forward_workspace_bytes(call, target)), target); });
 }
 
 void backward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::handle bias_f,
@@ -56,8 +55,7 @@ void backward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::han
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   call.activation = static_cast<Activation>(activation);
   const Target target = args.target(stream);
-  nb::gil_scoped_release release;
-  sru_backward(call, HostWorkspace(sru_backward_workspace_bytes(call, target)), target);
+  without_gil([&] { sru_backward(call, HostWorkspace(sru_backward_workspace_bytes(call, target)), target); });
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ namespace {
 using Index = std::int64_t;
 
 // Tuning. Measured on two cores of an EPYC 9004 (1 MiB second-level cache each), fp32.
-constexpr Index kWideLaneBytes = 2048;      // a block's row: long runs of memory, states in L1
+constexpr Index kWideLaneBytes = 16384;     // a block's row: long runs of memory, states in L1
 constexpr Index kNarrowLaneBytes = 128;     // the least a row is split into: two cache lines
 constexpr Index kColumnLanes = 32;          // lanes of a block whose time axis is contiguous
 constexpr Index kColumnLeaves = 8;          // leaves staged at once there: runs of 256 steps
@@ -69,6 +69,18 @@ Span span_of(const Problem& p, Index n) {
   return p.layout.left_padded ? Span{n, p.time - length, p.time} : Span{n, 0, length};
 }
 
+// The arrays of a pass: a cell's inputs, their gradients, and the rest. kStates is no array of the
+// caller's but the recomputed states of a leaf.
+enum OperandIndex {
+  kIn = 0,
+  kDin = kIn + kMaxInputs,
+  kOut = kDin + kMaxInputs,
+  kDy,
+  kPrevious,
+  kStates,
+  kOperands
+};
+
 // How a gradient is summed over the axes that its input is broadcast over.
 struct Reduction {
   bool over_batch = false, over_time = false, over_channels = false;
@@ -96,8 +108,11 @@ struct Plan {
   bool stream_out = false;
   Reduction reduction[kMaxInputs];
 
+  bool padding = false;     // rows have lanes of no channel
+
   std::size_t vector_bytes = 0;    // of one row
   std::size_t buffer_bytes = 0;    // of one staged operand
+  bool buffered[kOperands] = {};   // operands that need one
   std::size_t scratch_bytes = 0;   // of one thread
   std::size_t slot_bytes = 0;      // of one published tile
   Index items = 0;
@@ -110,8 +125,10 @@ struct Plan {
   }
 };
 
-// The operands that a thread keeps a staging buffer for.
-enum Slot { kOut, kDy, kPrevious, kStates, kFixedSlots };
+// Whether kernels can work on whole vectors of such an array where it lies.
+bool runs_in_place(const Problem& p, const Plan& plan, DType dtype, Index channel_stride) {
+  return dtype == p.accumulation && plan.planes == 1 && plan.group == 0 && channel_stride == 1;
+}
 
 Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads) {
   Plan plan;
@@ -205,8 +222,21 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads) {
                                             std::min<Index>(plan.chunk_leaves * kLeafSteps, longest));
   const std::size_t rows_staged = static_cast<std::size_t>(chunk_steps + 1);
   plan.buffer_bytes = aligned(rows_staged * plan.vector_bytes);
-  const std::size_t buffers = static_cast<std::size_t>(
-      kFixedSlots + p.inputs * (p.backward ? 2 : 1));
+  plan.padding = plan.group > 0 || p.channels % plan.vector_lanes != 0;
+  const auto in_place = [&](const auto& view) {
+    return !plan.padding && runs_in_place(p, plan, view.dtype, view.stride[2]);
+  };
+  for (int i = 0; i < p.inputs; ++i) {
+    plan.buffered[kIn + i] = p.in[i] && !in_place(p.in[i]);
+    const Reduction& r = plan.reduction[i];
+    plan.buffered[kDin + i] = p.din[i] && !r.over_time && (r.over_channels || !in_place(p.din[i]));
+  }
+  plan.buffered[kOut] = plan.group > 0 || (p.out && !in_place(p.out));
+  plan.buffered[kDy] = p.dy && !in_place(p.dy);
+  plan.buffered[kPrevious] = p.states && !in_place(p.states);
+  plan.buffered[kStates] = plan.group > 0 || (p.backward && !p.state_is_output);
+  const std::size_t buffers =
+      static_cast<std::size_t>(std::count(plan.buffered, plan.buffered + kOperands, true));
   const std::size_t vectors = 9 + kMaxInputs;
   plan.scratch_bytes = buffers * plan.buffer_bytes + vectors * aligned(plan.vector_bytes) +
                        aligned(Tree::bytes_for(plan.levels, plan.vector_bytes, plan.sums));
@@ -270,16 +300,14 @@ class Worker {
         plane_(plan.row_lanes),
         row_(plan.row_lanes * plan.planes),
         tree_(make_tree(scratch)) {
-    std::memset(scratch, 0, plan.scratch_bytes);
+    // Lanes of no channel are computed along; what they start from is merely not to be garbage.
+    if (plan.padding) std::memset(scratch, 0, plan.scratch_bytes);
     char* at = scratch;
-    const auto buffer = [&] {
-      char* here = at;
+    for (int i = 0; i < kOperands; ++i) {
+      if (!plan_.buffered[i]) continue;
+      operands_[i].buffer = at;
       at += plan_.buffer_bytes;
-      return here;
-    };
-    for (int i = 0; i < p_.inputs; ++i) in_[i].buffer = buffer();
-    for (int i = 0; p_.backward && i < p_.inputs; ++i) din_[i].buffer = buffer();
-    for (int s = 0; s < kFixedSlots; ++s) fixed_[s].buffer = buffer();
+    }
     const auto vector = [&] {
       char* here = at;
       at += aligned(plan_.vector_bytes);
@@ -294,6 +322,7 @@ class Worker {
     spare_a_ = vector();
     spare_x_ = vector();
     zeros_ = vector();
+    std::memset(zeros_, 0, plan.vector_bytes);
     for (int s = 0; s < plan_.sums; ++s) sum_[s] = vector();
     flags_ = reinterpret_cast<std::atomic<std::uint32_t>*>(workspace_ + plan_.flags_offset);
   }
@@ -398,8 +427,7 @@ class Worker {
     char* data = static_cast<char*>(const_cast<void*>(static_cast<const void*>(view.data)));
     operand.base = data + (span_.row * view.stride[0] + first * view.stride[1] +
                            channel_ * view.stride[2]) * size;
-    operand.direct = view.dtype == p_.accumulation && plan_.planes == 1 && plan_.group == 0 &&
-                     operand.lane == 1;
+    operand.direct = runs_in_place(p_, plan_, view.dtype, operand.lane);
     any_direct_ = any_direct_ || operand.direct;
   }
 
@@ -413,26 +441,26 @@ class Worker {
     lanes_ = std::min(plan_.block, p_.channels - channel_);
     any_direct_ = false;
     staged_ = -1;
-    for (int i = 0; i < p_.inputs; ++i) bind(in_[i], p_.in[i]);
-    bind(fixed_[kOut], p_.out);
-    bind(fixed_[kDy], p_.dy);
-    bind(fixed_[kPrevious], p_.states);
+    for (int i = 0; i < p_.inputs; ++i) bind(operands_[kIn + i], p_.in[i]);
+    bind(operands_[kOut], p_.out);
+    bind(operands_[kDy], p_.dy);
+    bind(operands_[kPrevious], p_.states);
     int sums = 0;
     for (int i = 0; p_.backward && i < p_.inputs; ++i) {
       const Reduction& r = plan_.reduction[i];
       sum_input_[i] = -1;
       if (r.over_time) {
-        din_[i].base = nullptr;
+        operands_[kDin + i].base = nullptr;
         if (p_.din[i]) sum_input_[i] = sums++;
       } else if (r.any() && !r.over_channels) {
         Array<3> partial{workspace_ + r.partial_offset,
                          p_.accumulation,
                          {p_.batch, p_.time, p_.channels},
                          {p_.time * p_.channels, p_.channels, 1}};
-        bind(din_[i], partial);
+        bind(operands_[kDin + i], partial);
       } else {
-        bind(din_[i], p_.din[i]);
-        if (r.over_channels) din_[i].direct = false;
+        bind(operands_[kDin + i], p_.din[i]);
+        if (r.over_channels) operands_[kDin + i].direct = false;
       }
     }
     direct_lanes_ = any_direct_ ? lanes_ / plan_.vector_lanes * plan_.vector_lanes : 0;
@@ -538,9 +566,9 @@ class Worker {
       store(o, -before, before, 0, lanes_, zeros_, 0);
       store(o, length_, after, 0, lanes_, zeros_, 0);
     };
-    fill(fixed_[kOut]);
+    fill(operands_[kOut]);
     for (int i = 0; p_.backward && i < p_.inputs; ++i) {
-      if (!plan_.reduction[i].over_channels) fill(din_[i]);
+      if (!plan_.reduction[i].over_channels) fill(operands_[kDin + i]);
     }
   }
 
@@ -557,7 +585,7 @@ class Worker {
     const unsigned wanted = p_.backward ? p_.backward_inputs
                             : pass == Pass::map ? p_.map_inputs
                                                 : (1u << p_.inputs) - 1;
-    return ((wanted >> i) & 1u) != 0 && in_[i].base != nullptr;
+    return ((wanted >> i) & 1u) != 0 && operands_[kIn + i].base != nullptr;
   }
 
   // Processes places [first, last) of the unit.
@@ -594,12 +622,12 @@ class Worker {
       load(o, chunk_step_, chunk_steps_, lane, lanes_ - lane, o.buffer);
     };
     for (int i = 0; i < p_.inputs; ++i) {
-      if (reads(i, pass)) fetch(in_[i]);
+      if (reads(i, pass)) fetch(operands_[kIn + i]);
     }
     if (!p_.backward) return;
-    if (fixed_[kDy].base != nullptr) fetch(fixed_[kDy]);
-    const Operand& h = fixed_[kPrevious];
-    if (pass == Pass::run && h.base != nullptr) {
+    if (operands_[kDy].base != nullptr) fetch(operands_[kDy]);
+    const Operand& h = operands_[kPrevious];
+    if (pass == Pass::run && h.base != nullptr && h.buffer != nullptr) {
       // Row r is the state before step chunk_step_ + r.
       const Index lane = h.direct ? direct_lanes_ : 0;
       if (chunk_step_ > 0) {
@@ -623,12 +651,12 @@ class Worker {
       const Index lane = o.direct ? direct_lanes_ : 0;
       store(o, chunk_step_, chunk_steps_, lane, lanes_ - lane, o.buffer, row_);
     };
-    write(fixed_[kOut]);
+    write(operands_[kOut]);
     for (int i = 0; p_.backward && i < p_.inputs; ++i) {
       if (plan_.reduction[i].over_channels) {
         sum_over_channels(i);
       } else {
-        write(din_[i]);
+        write(operands_[kDin + i]);
       }
     }
   }
@@ -648,7 +676,11 @@ class Worker {
   Rows output_rows(const Operand& o, Index step, Index lane, bool in_place) const {
     if (o.base == nullptr) return {};
     const ConstRows rows = rows_of(o, step, lane, in_place);
-    return {const_cast<void*>(rows.data), rows.stride};
+    const std::size_t bytes = static_cast<std::size_t>(plan_.vector_lanes) * plan_.scalar;
+    const bool aligned_rows = reinterpret_cast<std::uintptr_t>(rows.data) % bytes == 0 &&
+                              rows.stride % plan_.vector_lanes == 0;
+    return {const_cast<void*>(rows.data), rows.stride,
+            plan_.stream_out && o.direct && in_place && aligned_rows};
   }
 
   static char* at_lane(char* vector, Index lane, std::size_t scalar) {
@@ -679,7 +711,7 @@ class Worker {
     g.steps = static_cast<int>(steps_of(leaf));
     g.lanes = static_cast<int>(lanes);
     g.plane = plane_;
-    for (int i = 0; i < p_.inputs; ++i) g.in[i] = rows_of(in_[i], step, lane, in_place);
+    for (int i = 0; i < p_.inputs; ++i) g.in[i] = rows_of(operands_[kIn + i], step, lane, in_place);
     if (reset_ != nullptr) {
       g.reset = reset_ + step * reset_step_;
       g.reset_stride = reset_step_;
@@ -688,14 +720,12 @@ class Worker {
     g.map_a = at_lane(map_a_, lane, plan_.scalar);
     g.map_x = at_lane(map_x_, lane, plan_.scalar);
     if (!p_.backward) {
-      const Operand& out = fixed_[kOut];
-      g.out = output_rows(out, step, lane, in_place);
-      g.stream_out = plan_.stream_out && out.direct && in_place && is_vector_aligned(g.out);
+      g.out = output_rows(operands_[kOut], step, lane, in_place);
       return g;
     }
-    g.dy = rows_of(fixed_[kDy], step, lane, in_place);
+    g.dy = rows_of(operands_[kDy], step, lane, in_place);
     if (p_.state_is_output) {
-      const Operand& h = fixed_[kPrevious];
+      const Operand& h = operands_[kPrevious];
       if (h.base != nullptr) {
         if (h.direct && in_place) {
           g.c_prev = rows_of(h, step - 1, lane, true);
@@ -706,22 +736,16 @@ class Worker {
         }
       }
     } else {
-      char* states = fixed_[kStates].buffer + lane * static_cast<Index>(plan_.scalar);
+      char* states = operands_[kStates].buffer + lane * static_cast<Index>(plan_.scalar);
       g.c_first = states;
       g.c_prev = {states, row_};
       g.c = {states + row_bytes(), row_};
     }
     for (int i = 0; i < p_.inputs; ++i) {
-      g.din[i] = output_rows(din_[i], step, lane, in_place);
+      g.din[i] = output_rows(operands_[kDin + i], step, lane, in_place);
       g.sum[i] = sum_input_[i] < 0 ? nullptr : at_lane(sum_[sum_input_[i]], lane, plan_.scalar);
     }
     return g;
-  }
-
-  bool is_vector_aligned(const Rows& rows) const {
-    const std::size_t bytes = static_cast<std::size_t>(plan_.vector_lanes) * plan_.scalar;
-    return reinterpret_cast<std::uintptr_t>(rows.data) % bytes == 0 &&
-           rows.stride % plan_.vector_lanes == 0;
   }
 
   void call(Pass pass, const LeafArgs& g) {
@@ -769,7 +793,7 @@ class Worker {
       }
     }
     if (p_.backward && !p_.state_is_output) {
-      load(checkpoint_operand(leaf, 0), 0, 1, 0, lanes_, fixed_[kStates].buffer);
+      load(checkpoint_operand(leaf, 0), 0, 1, 0, lanes_, operands_[kStates].buffer);
     }
     if (direct_lanes_ > 0) call(pass, arguments(leaf, 0, direct_lanes_, true));
     if (direct_lanes_ < plan_.padded && direct_lanes_ < lanes_) {
@@ -795,13 +819,13 @@ class Worker {
       load(lanes_of(o), step, kLeafSteps, 0, group, o.buffer);
     };
     for (int i = 0; i < p_.inputs; ++i) {
-      if (reads(i, pass)) fetch(in_[i]);
+      if (reads(i, pass)) fetch(operands_[kIn + i]);
     }
-    if (p_.backward && fixed_[kDy].base != nullptr) fetch(fixed_[kDy]);
+    if (p_.backward && operands_[kDy].base != nullptr) fetch(operands_[kDy]);
     chunk_step_ = 0;
     LeafArgs g = arguments(0, 0, group, false);
     g.steps = kLeafSteps;
-    const Operand& h = fixed_[kPrevious];
+    const Operand& h = operands_[kPrevious];
     if (h.base != nullptr && pass == Pass::run) {
       const Operand view = lanes_of(h);
       const bool at_start = leaf - (group - 1) == 0;  // backward: the last lane is the first leaf
@@ -813,7 +837,7 @@ class Worker {
       }
     }
     if (p_.backward && !p_.state_is_output) {
-      load(checkpoint_operand(leaf, direction), 0, 1, 0, group, fixed_[kStates].buffer);
+      load(checkpoint_operand(leaf, direction), 0, 1, 0, group, operands_[kStates].buffer);
     }
     // The group's own tree needs the maps first; running needs the states that it gives.
     LeafArgs first = g;
@@ -829,8 +853,8 @@ class Worker {
       const auto write = [&](const Operand& o) {
         if (o.base != nullptr) store(lanes_of(o), step, kLeafSteps, 0, group, o.buffer, row_);
       };
-      write(fixed_[kOut]);
-      for (int i = 0; p_.backward && i < p_.inputs; ++i) write(din_[i]);
+      write(operands_[kOut]);
+      for (int i = 0; p_.backward && i < p_.inputs; ++i) write(operands_[kDin + i]);
       copy_lane(state_, 0, state_, group - 1);
       for (int s = 0; s < plan_.sums; ++s) sum_lanes(sum_[s]);
     }
@@ -860,7 +884,7 @@ class Worker {
   // pair's second half starts from the state that its first half leaves. Level l's maps lie at lanes
   // [0, group / 2^l) of the rows of a buffer that this direction has no other use for.
   void reduce_group(Pass pass) {
-    char* const levels = fixed_[p_.backward ? kOut : kStates].buffer;
+    char* const levels = operands_[p_.backward ? kOut : kStates].buffer;
     const std::size_t bytes = row_bytes();
     const auto level_a = [&](int l) { return levels + static_cast<std::size_t>(2 * l) * bytes; };
     const auto level_x = [&](int l) { return levels + static_cast<std::size_t>(2 * l + 1) * bytes; };
@@ -912,7 +936,7 @@ class Worker {
   template <class S>
   void sum_rows(int input) {
     S* partial = reinterpret_cast<S*>(workspace_ + plan_.reduction[input].partial_offset);
-    const S* rows = reinterpret_cast<const S*>(din_[input].buffer);
+    const S* rows = reinterpret_cast<const S*>(operands_[kDin + input].buffer);
     for (Index t = 0; t < chunk_steps_; ++t) {
       const Index step = chunk_step_ + t;
       const Index time = p_.layout.reverse ? span_.end - 1 - step : span_.begin + step;
@@ -1008,7 +1032,7 @@ class Worker {
   const Index row_;
   Tree tree_;
 
-  Operand in_[kMaxInputs], din_[kMaxInputs], fixed_[kFixedSlots];
+  Operand operands_[kOperands];
   int sum_input_[kMaxInputs] = {-1, -1, -1, -1, -1, -1, -1, -1};
   char *state_ = nullptr, *map_a_ = nullptr, *map_x_ = nullptr;
   char *start_ = nullptr;    // the state (or adjoint) before the tile

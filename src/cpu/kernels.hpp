@@ -22,8 +22,9 @@ struct ConstRows {
 };
 
 struct Rows {
-  void* data = nullptr;
+  void* data = nullptr;  ///< null: not stored
   std::ptrdiff_t stride = 0;
+  bool past_cache = false;  ///< rows are aligned to vectors and too many to be worth caching
 };
 
 /// One leaf: at most kLeafSteps steps of `lanes` lanes (a multiple of the kernel's vector width).
@@ -40,13 +41,12 @@ struct LeafArgs {
   void* map_x = nullptr;
   // Forward.
   Rows out;
-  bool stream_out = false;  ///< write `out` past the caches
   // Backward.
   const void* c_first = nullptr;  ///< (lanes) state before step 0
   ConstRows c_prev;               ///< row t: state before step t, read for t >= 1
   ConstRows c;                    ///< row t: state after step t, where the cell needs it
   ConstRows dy;
-  Rows din[kMaxInputs];     ///< data null: not stored
+  Rows din[kMaxInputs];
   void* sum[kMaxInputs];    ///< (lanes) written: din summed over the leaf; null: not wanted
 };
 

@@ -26,6 +26,15 @@ struct Leaf {
     return static_cast<S*>(rows.data) + t * rows.stride + lane;
   }
 
+  static SCANRNN_HD void write(const Rows& rows, int t, int lane, std::ptrdiff_t plane,
+                               const R& r) {
+    if (rows.past_cache) {
+      Reg::store_past_cache(row(rows, t, lane), plane, r);
+    } else {
+      Reg::store(row(rows, t, lane), plane, r);
+    }
+  }
+
   static SCANRNN_HD R get(const void* vector, int lane, std::ptrdiff_t plane) {
     return Reg::load(static_cast<const S*>(vector) + lane, plane);
   }
@@ -75,11 +84,7 @@ struct Leaf {
       c.x = cut ? map.x : fma(map.a, c.x, map.x);
       c.state = cut ? map.x : fma(map.a, c.state, map.x);
       const R y = cell.output(in, c.state);
-      if (g.stream_out) {
-        Reg::store_past_cache(row(g.out, t, lane), g.plane, y);
-      } else {
-        Reg::store(row(g.out, t, lane), g.plane, y);
-      }
+      write(g.out, t, lane, g.plane, y);
     }
   };
 
@@ -130,7 +135,7 @@ struct Leaf {
       const R whole = c.state + local;
       cell.pullback(in, c_prev, c_after, dy, whole, din);
       for (int i = 0; i < Cell::inputs; ++i) {
-        if (g.din[i].data != nullptr) Reg::store(row(g.din[i], t, lane), g.plane, din[i]);
+        if (g.din[i].data != nullptr) write(g.din[i], t, lane, g.plane, din[i]);
         if (g.sum[i] != nullptr) sum[i] = sum[i] + din[i];
       }
       c.state = cut ? R{} : product(gain, whole);
@@ -177,7 +182,10 @@ struct Leaf {
     }
   }
 
-  /// All lanes, row by row.
+  /// More lanes than registers hold: row by row, and each row in the direction that rows go, so that
+  /// memory is walked from one end to the other. What lanes carry rests in the caches. (Taking several
+  /// rows a sweep saves its loads and stores but breaks the one long stream that prefetching needs:
+  /// 17.9 ms against 13.2 at (8,4096,1024) fp32 forward on one core, where streaming takes 10.9.)
   template <class Step>
   static SCANRNN_HD void wide(const LeafArgs& g) {
     const Cell cell = *static_cast<const Cell*>(g.cell);
@@ -187,24 +195,21 @@ struct Leaf {
         put(g.map_a, lane, g.plane, Constant<R>::of(1));
         put(g.map_x, lane, g.plane, R{});
       }
-      if (sums) {
-        for (int i = 0; i < Cell::inputs; ++i) {
-          if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, R{});
-        }
+      for (int i = 0; sums && i < Cell::inputs; ++i) {
+        if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, R{});
       }
     }
     for (int i = 0; i < g.steps; ++i) {
       const int t = time_of(g, i, Step::descending);
       const bool cut = is_reset(g, t);
-      for (int lane = 0; lane < g.lanes; lane += Reg::lanes) {
+      for (int l = 0; l < g.lanes; l += Reg::lanes) {
+        const int lane = Step::descending ? g.lanes - Reg::lanes - l : l;
         Carry carry = {Step::has_state ? get(g.state, lane, g.plane) : R{},
                        Step::has_map ? get(g.map_a, lane, g.plane) : R{},
                        Step::has_map ? get(g.map_x, lane, g.plane) : R{}};
         R sum[Cell::inputs];
-        if (sums) {
-          for (int k = 0; k < Cell::inputs; ++k) {
-            sum[k] = g.sum[k] != nullptr ? get(g.sum[k], lane, g.plane) : R{};
-          }
+        for (int k = 0; sums && k < Cell::inputs; ++k) {
+          sum[k] = g.sum[k] != nullptr ? get(g.sum[k], lane, g.plane) : R{};
         }
         Step::step(g, cell, t, lane, cut, carry, sum);
         if (Step::has_state) put(g.state, lane, g.plane, carry.state);
@@ -212,10 +217,8 @@ struct Leaf {
           put(g.map_a, lane, g.plane, carry.a);
           put(g.map_x, lane, g.plane, carry.x);
         }
-        if (sums) {
-          for (int k = 0; k < Cell::inputs; ++k) {
-            if (g.sum[k] != nullptr) put(g.sum[k], lane, g.plane, sum[k]);
-          }
+        for (int k = 0; sums && k < Cell::inputs; ++k) {
+          if (g.sum[k] != nullptr) put(g.sum[k], lane, g.plane, sum[k]);
         }
       }
     }
