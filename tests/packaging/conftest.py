@@ -13,14 +13,10 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).parents[2]
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from commands import REPOSITORY, Run, pip
 
 
 @pytest.fixture(scope="session")
@@ -71,10 +67,6 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         archive.extractall(folder, filter="data")
     (tree,) = folder.iterdir()
     return tree
-
-
-def pip(*arguments: str | Path) -> Sequence[str | Path]:
-    return (sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments)
 
 
 @pytest.fixture(scope="session")

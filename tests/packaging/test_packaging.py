@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Run, pip
+from commands import REPOSITORY, Run, pip
 
 CONSUMER = Path(__file__).parent / "consumer"
 
