@@ -18,7 +18,7 @@ from ._array import (
     owner_of,
     require_one_framework,
 )
-from ._array.layout import Layout, PaddingSide, needs_split
+from ._array.layout import Layout, PaddingSide, check_out, needs_split
 
 ArrayT = TypeVar("ArrayT")
 
@@ -136,23 +136,26 @@ def scan(
     if (
         type(a) is type(x) is np.ndarray
         and (h0 is None or type(h0) is np.ndarray)
+        and (out is None or type(out) is np.ndarray)
         and x.ndim == 3
         and axis == -2
-        and cu_seqlens is lengths is reset is out is None
+        and cu_seqlens is lengths is reset is None
         and padding_side == "right"
     ):
         x_ = NUMPY.describe("scan", "x", x)
         a_ = NUMPY.describe("scan", "a", a)
         h0_ = None if h0 is None else NUMPY.describe("scan", "h0", h0)
+        h: Any = np.empty_like(x) if out is None else out
+        h_ = NUMPY.describe("scan", "out", h)
         code, shape = x_[1:3]
         state = shape[::2]
         if (
-            a_[1:3] == (code, shape)
+            a_[1:3] == h_[1:3] == (code, shape)
             and code in COMPUTE
             and (h0_ is None or (h0_[2] == state and h0_[1] in (code, ACCUMULATION[code])))
         ):
-            h: Any = np.empty_like(x)
-            h_ = NUMPY.describe("scan", "out", h)
+            if out is not None:
+                check_out("scan", NUMPY, out, "x", {"a": a, "x": x, "h0": h0})
             if not return_final:
                 _core.scan_forward(a_, x_, h0_, h_, None, bool(reverse))
                 return h
@@ -186,7 +189,7 @@ def scan(
         h = library.empty_like(x_)
     else:
         h = out
-        layout.check_out(out, {"a": a_, "x": x_, "h0": h0_})
+        check_out("scan", library, out, "x", {"a": a_, "x": x_, "h0": h0_})
     final = None
     if return_final:
         final = library.empty(layout.state_shape, library.dtype(ACCUMULATION[layout.code]), x_)

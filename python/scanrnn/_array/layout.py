@@ -35,6 +35,35 @@ def expect_dtype(fn: str, name: str, array: Any, code: int, expected: Sequence[i
         raise TypeError(f"{fn}: {name} has dtype {array.dtype}, expected {names}")
 
 
+def check_out(fn: str, library: Library, out: Any, name: str, inputs: Mapping[str, Any]) -> None:
+    """Check that a caller's output array can be written.
+
+    Args:
+        fn: the public function, for error texts.
+        library: the library of the call's arrays.
+        out: the array; its shape and dtype are left to `Layout.full`.
+        name: the main array's name, for error texts.
+        inputs: arrays by name that it may not share memory with, or None.
+
+    Raises:
+        TypeError: it is not an array of the library.
+        ValueError: it is read-only, its elements overlap, or it overlaps an input.
+    """
+    owner = owner_of(fn, "out", out)
+    if owner is not library:
+        raise TypeError(
+            f"{fn}: out is a {owner.type_name}, expected a {library.type_name} like {name}"
+        )
+    library.check_writable(fn, "out", out)
+    if 0 in out.strides and any(
+        n > 1 and s == 0 for n, s in zip(out.shape, out.strides, strict=True)
+    ):
+        raise ValueError(f"{fn}: out has strides {out.strides}, expected no stride of 0")
+    for other, array in inputs.items():
+        if array is not None and library.may_overlap(out, array):
+            raise ValueError(f"{fn}: out overlaps {other}, expected memory of its own")
+
+
 class Layout:
     """The axes of one call, and its sequences.
 
@@ -224,30 +253,6 @@ class Layout:
         if not self.channels:
             ordered = _append_axis(ordered)
         return ordered if self.batch else _insert_axis(ordered)
-
-    def check_out(self, out: Any, inputs: Mapping[str, Any]) -> None:
-        """Check that a caller's output array can be written.
-
-        Args:
-            out: the array; its shape and dtype are left to `full`.
-            inputs: arrays by name that it may not share memory with, or None.
-
-        Raises:
-            TypeError: it is not an array of the call's library.
-            ValueError: it is read-only, its elements overlap, or it overlaps an input.
-        """
-        fn, library = self.fn, self.library
-        owner = owner_of(fn, "out", out)
-        if owner is not library:
-            raise TypeError(
-                f"{fn}: out is a {owner.type_name}, expected a {library.type_name} like {self.name}"
-            )
-        library.check_writable(fn, "out", out)
-        if any(n > 1 and s == 0 for n, s in zip(out.shape, out.strides, strict=True)):
-            raise ValueError(f"{fn}: out has strides {out.strides}, expected no stride of 0")
-        for name, array in inputs.items():
-            if array is not None and library.may_overlap(out, array):
-                raise ValueError(f"{fn}: out overlaps {name}, expected memory of its own")
 
     # Gates that are broadcast over some of the batch axes
 
