@@ -92,6 +92,10 @@ std::atomic<const Entry*>& current() {
   return entry;
 }
 
+}  // namespace
+
+const InstructionSet& instruction_set() { return current().load()->set(); }
+
 const CellKernels& kernels_of(const Problem& problem, const InstructionSet& set) {
   const int type = static_cast<int>(problem.accumulation) - static_cast<int>(DType::f32);
   switch (problem.kind) {
@@ -101,10 +105,6 @@ const CellKernels& kernels_of(const Problem& problem, const InstructionSet& set)
       return set.scan[type];
   }
 }
-
-}  // namespace
-
-const InstructionSet& instruction_set() { return current().load()->set(); }
 
 std::size_t workspace_bytes(const Problem& problem) {
   return workspace_bytes(problem, kernels_of(problem, instruction_set()));

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cpu/threads.hpp"
 #include "cpu/tree.hpp"
@@ -130,7 +131,9 @@ bool runs_in_place(const Problem& p, const Plan& plan, DType dtype, Index channe
   return dtype == p.accumulation && plan.planes == 1 && plan.group == 0 && channel_stride == 1;
 }
 
-Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads) {
+// `observed`: a trace wants every merge by itself, on one thread.
+Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
+               bool observed = false) {
   Plan plan;
   plan.planes = is_complex(p.accumulation) ? 2 : 1;
   plan.scalar = size_of(p.accumulation) / static_cast<std::size_t>(plan.planes);
@@ -178,7 +181,7 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads) {
   plan.block = std::min(std::max<Index>(p.channels, 1), widest);
   const Index segments = 4 * plan.vector_lanes;
   if (2 * p.channels <= plan.vector_lanes && longest >= segments * kLeafSteps && !p.layout.reset &&
-      !sums_channels) {
+      !sums_channels && !observed) {
     plan.group = segments;
     plan.block = 1;
   }
@@ -327,10 +330,7 @@ class Worker {
     flags_ = reinterpret_cast<std::atomic<std::uint32_t>*>(workspace_ + plan_.flags_offset);
   }
 
-  void observe(TreeObserver* observer) {
-    tree_.observer = observer;
-    tree_.observer_memory = carries_;
-  }
+  void observe(TreeObserver* observer) { tree_.observe(observer, carries_); }
 
   /// Tile `tile` of block `block` of sequence n; `first_item` is the item of its tile 0.
   void item(Index n, Index block, Index tile, Index first_item) {
@@ -1209,5 +1209,24 @@ void execute(const Problem& problem, const CellKernels& cell, const InstructionS
     }
   }
 }
+
+#if defined(SCANRNN_DEBUG_MERGE)
+void execute_observed(const Problem& problem, const CellKernels& cell, const InstructionSet& set,
+                      UnitObserver& observer) {
+  const Plan plan = make_plan(problem, cell, 1, true);
+  std::vector<char> memory(plan.total_bytes);
+  Worker worker(problem, plan, cell, set, memory.data(), memory.data());
+  worker.observe(&observer);
+  for (Index n = 0; n < problem.sequences; ++n) {
+    for (Index block = 0; block < plan.blocks; ++block) {
+      const Span span = span_of(problem, n);
+      const Index first = block * plan.block;
+      const Index channels = std::min(plan.block, problem.channels - first);
+      observer.enter({n, span.row, span.begin, span.end, first, channels, plan.row_lanes});
+      worker.item(n, block, 0, 0);
+    }
+  }
+}
+#endif
 
 }  // namespace scanrnn::cpu

@@ -14,7 +14,13 @@
 
 namespace scanrnn::cpu {
 
-/// A merge as a trace sees it; see trace.hpp.
+#if defined(SCANRNN_DEBUG_MERGE)
+inline constexpr bool kTracesMerges = true;
+#else
+inline constexpr bool kTracesMerges = false;
+#endif
+
+/// What a merge trace sees of a tree; see trace.hpp. `index` counts the leaves before the last one.
 struct TreeObserver {
   virtual void leaf(std::int64_t index, const void* a, const void* x) = 0;
   virtual void merged(int level, std::int64_t index, const void* x_before, const void* a,
@@ -65,15 +71,16 @@ class Tree {
   /// in it, so nothing from before it passes. `sum`: vectors to add up along the tree.
   void push(int level, void* a, void* x, bool cut, void* const* sum) {
     int l = level;
-    if (observer != nullptr && l == 0) observer->leaf(count_, a, x);
+    const bool observed = kTracesMerges && observer_ != nullptr;
+    if (observed) observer_->leaf(count_, a, x);
     for (; (count_ >> l) & 1; ++l) {
       // A later map with a reset is the map of both: not even a NaN of the earlier one matters.
       const bool was_cut = cut;
-      if (observer != nullptr) std::memcpy(before(), x, bytes_);
+      if (observed) std::memcpy(before_, x, bytes_);
       if (!cut) kernels_.merge(lanes_, plane_, map_a(l), map_x(l), a, x);
       cut = was_cut || cut_[l];
       for (int s = 0; s < sums_; ++s) kernels_.add(lanes_, plane_, sum_of(l, s), sum[s]);
-      if (observer != nullptr) observer->merged(l, count_, before(), a, x);
+      if (observed) observer_->merged(l, count_, before_, a, x);
     }
     std::memcpy(map_a(l), a, bytes_);
     std::memcpy(map_x(l), x, bytes_);
@@ -114,9 +121,11 @@ class Tree {
     if (!started) std::memset(total, 0, bytes_);
   }
 
-  TreeObserver* observer = nullptr;
-  /// Where an observed merge keeps the state before it; one vector, needed with an observer.
-  void* observer_memory = nullptr;
+  /// Reports every leaf and merge; `memory` is one vector of the tree's size. Single leaves only.
+  void observe(TreeObserver* observer, void* memory) {
+    observer_ = observer;
+    before_ = memory;
+  }
 
  private:
   char* vector(int index) const { return memory_ + static_cast<std::size_t>(index) * bytes_; }
@@ -124,7 +133,6 @@ class Tree {
   char* map_x(int level) const { return vector(level * (3 + sums_) + 1); }
   char* state_slot(int level) const { return vector(level * (3 + sums_) + 2); }
   char* sum_of(int level, int s) const { return vector(level * (3 + sums_) + 3 + s); }
-  void* before() const { return observer_memory; }
 
   const MapKernels& kernels_;
   int lanes_;
@@ -139,6 +147,8 @@ class Tree {
   int start_of_[kMaxLevels] = {};  ///< slot of the state before the open block of each level
   int state_ = 0;
   int top_ = 0;
+  TreeObserver* observer_ = nullptr;
+  void* before_ = nullptr;
 };
 
 }  // namespace scanrnn::cpu
