@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -82,7 +81,7 @@ def mean_loss(
 jitted_loss = jax.jit(mean_loss)
 
 
-@partial(jax.jit, donate_argnums=(0, 1, 3))
+@jax.jit
 def train_step(
     weights: Weights,
     moments: tuple[Weights, Weights],

@@ -135,8 +135,8 @@ def train(
     *,
     steps: int | None = None,
     minutes: float | None = None,
-    streams: int = STREAMS,
-    window: int = WINDOW,
+    streams: int,
+    window: int,
     output: TextIO | None = None,
 ) -> History:
     """Trains until ``steps`` steps or ``minutes`` minutes are over, whichever is first.
@@ -306,7 +306,7 @@ def run(options: Options) -> int:
         f"{LAYERS} SRU layers of {WIDTH} channels, {sum(w.size for w in weights.values()):,} "
         f"weights; {options.framework} on {device}, {scanrnn.get_num_threads()} threads"
     )
-    history = train(model, corpus, steps=steps, minutes=minutes)
+    history = train(model, corpus, steps=steps, minutes=minutes, streams=STREAMS, window=WINDOW)
 
     weights = model.weights()
     files = checkpoint.save(options.out, weights, corpus.characters)
