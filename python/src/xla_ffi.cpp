@@ -3,7 +3,8 @@
 // there, else `ffi_targets` is empty.
 //
 // Every handler has a fixed list of operands and results. One without elements is an absent one:
-// jaxprs, and the rules that transform them, then never depend on which options a call uses.
+// jaxprs, and the rules that transform them, then never depend on which options a call uses. Only
+// the checkpoints, which are the last result of a forward call, may be left out.
 #include "xla_ffi.hpp"
 
 namespace nb = nanobind;
@@ -112,6 +113,7 @@ class Call {
   Array<Rank> optional_result() {
     return optional_view<Rank>(result());
   }
+  bool has_more_results() const { return next_result_ < results_.size(); }
 
   /// The last two operands of every call.
   Sequences sequences() {
@@ -190,7 +192,7 @@ void sru_forward(Call& in) {
   call.sequences = in.sequences();
   call.h = in.steps_result();
   call.final_state = in.optional_result<2>();
-  call.checkpoints = in.optional_result<2>();
+  if (in.has_more_results()) call.checkpoints = in.optional_result<2>();
   call.activation = scanrnn::Activation{in.attribute<std::int32_t>("activation")};
   with_workspace(call, scanrnn::sru_forward_workspace_bytes, scanrnn::sru_forward);
 }

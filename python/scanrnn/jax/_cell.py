@@ -46,8 +46,8 @@ ACCUMULATION = {
     np.dtype(jnp.complex128): np.dtype(jnp.complex128),
 }
 
-#: Orders of the axes of (B, T, D) arrays in memory, outermost first. The core gets arrays in the one
-#: that the caller's have anyway; xla_ffi.cpp has the same list.
+#: Orders of the axes of (B, T, D) arrays in memory, outermost first. The core gets arrays in the
+#: one that the caller's have anyway; xla_ffi.cpp has the same list.
 MEMORY_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2))
 CHANNELS_INNERMOST, TIME_INNERMOST, TIME_OUTERMOST = range(3)
 
@@ -144,11 +144,8 @@ def _lower_to_core(p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) ->
             return x.transpose(order) if x.ndim == 3 else x
 
         avals = avals_of(*map(jax.typeof, operands), options=options, **params)
-        shapes = [[x.shape[i] for i in order] if x.ndim == 3 else x.shape for x in avals]
-        kernel = jax.ffi.ffi_call(
-            p.name,
-            [jax.ShapeDtypeStruct(s, x.dtype) for s, x in zip(shapes, avals, strict=True)],
-        )
+        results_of = [jax.eval_shape(reorder, x) for x in avals]
+        kernel = jax.ffi.ffi_call(p.name, results_of)
         results = kernel(
             *map(reorder, operands),
             reverse=options.reverse,
