@@ -36,7 +36,7 @@ int main() {
     std::printf("as it should: %s\n", error.what());
   }
 
-  std::printf("scanrnn %s on %s: h = %g %g %g %g\n", SCANRNN_VERSION_STRING, scanrnn::cpu_isa(), h[0],
-              h[1], h[2], h[3]);
+  std::printf("scanrnn %s on %s: h = %g %g %g %g\n", SCANRNN_VERSION_STRING, scanrnn::cpu_isa(),
+              h[0], h[1], h[2], h[3]);
   return right && threw ? 0 : 1;
 }
