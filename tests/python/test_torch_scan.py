@@ -374,7 +374,8 @@ def test_g03_final_state_and_its_gradient(dtype):
             continue
         loop = scan_loop(a, x, start)
         for ours, theirs in [((None, final), (None, loop[1])), ((h, final), loop)]:
-            assert_gradients_match(gradients(ours, args), gradients(theirs, args))
+            got, want = (gradients(y, args, retain_graph=True) for y in (ours, theirs))
+            assert_gradients_match(got, want)
 
 
 def test_g03_chunks_chained_by_the_state_equal_one_run():
@@ -481,6 +482,8 @@ def test_m02_mixed_devices():
     x = torch.randn(2, 5, 3)
     with pytest.raises(ValueError, match=r"scan: a is on device cpu, expected meta .*device of x"):
         scan(x, x.to("meta"))
+    with pytest.raises(TypeError, match="scan: a has dtype float16, expected float32"):
+        scan(x.half().to("meta"), x.to("meta"))
     with pytest.raises(ValueError, match="scan: h0 is on device meta, expected cpu"):
         scan(x, x, x[:, 0].to("meta"))
 
@@ -632,8 +635,14 @@ def test_s08_wrong_types():
     x = torch.rand(4, 5, 3)
     with pytest.raises(TypeError, match="scan: lengths has dtype float32, expected int32 or int64"):
         scan(x, x, lengths=[1.0, 2.0, 3.0, 4.0])
-    with pytest.raises(TypeError, match="scan: a is a ndarray, expected a"):
-        scan(x.numpy(), x)
+    for name, args in [
+        ("a", (x.numpy(), x)),
+        ("x", (x, x.numpy())),
+        ("x", (0.5, None)),
+        ("h0", (x, x, x[:, 0].numpy())),
+    ]:
+        with pytest.raises(TypeError, match=f"scan: {name} is a .*, expected a torch.Tensor"):
+            scan(*args)
     with pytest.raises(ValueError, match=r"scan: x has shape \(\), expected at least one axis"):
         scan(0.5, torch.tensor(1.0))
     for offsets in ([0, 3, 2, 5], [0, 3], [1, 5], []):

@@ -143,14 +143,14 @@ def leaf(*shape, dtype=torch.float64, unit=False):
     return t.requires_grad_()
 
 
-def gradients(outputs, inputs, seed=1):
+def gradients(outputs, inputs, *, seed=1, retain_graph=False):
     """Gradients of a random linear function of the outputs that are not None."""
     generator = torch.Generator().manual_seed(seed)
     outputs = [y for y in outputs if y is not None]
     weights = [torch.randn(y.shape, generator=generator, dtype=y.real.dtype) for y in outputs]
     loss = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
     loss = loss.real + loss.imag if loss.is_complex() else loss
-    return torch.autograd.grad(loss, inputs, allow_unused=True, retain_graph=True)
+    return torch.autograd.grad(loss, inputs, allow_unused=True, retain_graph=retain_graph)
 
 
 def assert_gradients_match(ours, theirs, **tolerance):

@@ -6,6 +6,8 @@
 Everything works with autograd of any order, torch.func, autocast, torch.export and torch.compile
 (``fullgraph=True``, a dynamic number of steps).
 
+Loading an exported program needs ``import scanrnn.torch`` first, which registers the operators.
+
 ONNX: not supported. It has no operator for a parallel recurrence, so `torch.onnx.export` refuses
 models with these. Export the model with `torch.export`, or run `SRU.step` in a loop of your own.
 """

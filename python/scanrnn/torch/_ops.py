@@ -312,7 +312,9 @@ def _gradients(tensors: Sequence[OptTensor], wanted: Sequence[bool]) -> list[Opt
 
 def _returnable(gradients: Sequence[OptTensor], like: Tensor) -> Tensors:
     """The gradients with empty tensors in place of None, which an operator can't return."""
-    return tuple(like.new_empty(0) if g is None else g for g in gradients)
+    return tuple(
+        torch.empty(0, dtype=like.dtype, device=like.device) if g is None else g for g in gradients
+    )
 
 
 def _scan_backward(
@@ -590,8 +592,9 @@ class _Scan(Function):
 class _ScanBackward(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, reverse, left_padded, ctx.wanted = inputs
+        *tensors, reverse, left_padded, wanted = inputs
         ctx.options = (reverse, left_padded)
+        ctx.wanted = [w and t is not None for w, t in zip(wanted, tensors, strict=False)]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)

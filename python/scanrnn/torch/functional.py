@@ -69,7 +69,7 @@ def scan(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def scan(
     a: Any,
-    x: Tensor,
+    x: Any,
     h0: Tensor | None = None,
     *,
     axis: int = -2,
@@ -120,9 +120,9 @@ def scan(
         TypeError: a dtype is wrong, or the dtypes of a and x differ outside of autocast.
     """
     fn = "scan"
-    if isinstance(a, (int, float, complex)):
+    if not isinstance(a, Tensor):
         a = _number(fn, a, x)
-    if a.dtype != x.dtype:
+    if not isinstance(x, Tensor) or a.dtype != x.dtype:
         x, a = _one_dtype(fn, x=x, a=a)
     h0 = state_dtype(fn, "h0", h0, x)
     plain = cu_seqlens is lengths is reset is None and padding_side == "right"
@@ -302,8 +302,17 @@ def activation_code(fn: str, activation: str) -> int:
     return _ACTIVATIONS[activation]
 
 
-def _number(fn: str, value: complex, x: Tensor) -> Tensor:
-    if type(value) is complex and not x.is_complex():
+def _require_tensor(fn: str, name: str, t: object) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{fn}: {name} is a {type(t).__name__}, expected a torch.Tensor")
+
+
+def _number(fn: str, value: Any, x: Tensor) -> Tensor:
+    """The gates for a Python number."""
+    _require_tensor(fn, "x", x)
+    if not isinstance(value, (int, float, complex)):
+        _require_tensor(fn, "a", value)
+    elif isinstance(value, complex) and not x.is_complex():
         raise TypeError(f"{fn}: a is complex, expected a real number for dtype {name_of(x.dtype)}")
     return x.new_full((1,) * x.ndim, value)
 
@@ -320,22 +329,23 @@ def _broadcastable(fn: str, a: Tensor, x: Tensor) -> Tensor:
 
 # ---- Dtypes --------------------------------------------------------------------------------------
 
-_AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)
 
-
-def _autocasts(t: Tensor) -> bool:
-    return t.dtype in _AUTOCAST and torch.is_autocast_enabled(t.device.type)
+def autocast_applies(t: Tensor) -> bool:
+    """Whether autocast may cast a tensor now: as PyTorch does, float64 never."""
+    kind = t.device.type
+    available = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+    return available and t.dtype in (torch.float16, torch.bfloat16, torch.float32)
 
 
 def _one_dtype(fn: str, **tensors: Tensor) -> list[Tensor]:
     """The tensors in the first one's dtype: they have it, or are cast to the widest by autocast."""
     (first, reference), *_ = tensors.items()
+    for name, t in tensors.items():
+        _require_tensor(fn, name, t)
     dtype = reference.dtype
     for name, t in tensors.items():
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{fn}: {name} is a {type(t).__name__}, expected a torch.Tensor")
         if t.dtype != dtype:
-            if not (_autocasts(reference) and _autocasts(t)):
+            if not (autocast_applies(reference) and autocast_applies(t)):
                 raise TypeError(
                     f"{fn}: {name} has dtype {name_of(t.dtype)}, expected {name_of(dtype)} "
                     f"(the dtype of {first})"
@@ -348,8 +358,9 @@ def state_dtype(fn: str, name: str, t: OptTensor, x: Tensor) -> OptTensor:
     """A state or bias in x's dtype or its accumulation dtype, cast to that by autocast."""
     if t is None or t.dtype == x.dtype or x.dtype not in ACCUMULATION:
         return t
+    _require_tensor(fn, name, t)
     wide = ACCUMULATION[x.dtype]
-    if t.dtype != wide and _autocasts(t) and _autocasts(x):
+    if t.dtype != wide and autocast_applies(t) and autocast_applies(x):
         return t.to(wide)
     check_dtype(fn, name, t, (x.dtype, wide))
     return t

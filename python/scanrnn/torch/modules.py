@@ -17,6 +17,7 @@ from .functional import (
     Activation,
     PaddingSide,
     activation_code,
+    autocast_applies,
     flag_tensor,
     index_tensor,
     state_dtype,
@@ -281,7 +282,7 @@ class SRU(nn.Module):
                 f"SRU: input has shape {tuple(input.shape)}, expected {self.input_size} features"
             )
         weight: Any = self.weight_ih_l0
-        if input.dtype != weight.dtype and not torch.is_autocast_enabled(input.device.type):
+        if input.dtype != weight.dtype and not autocast_applies(input):
             raise TypeError(
                 f"SRU: input has dtype {name_of(input.dtype)}, expected {name_of(weight.dtype)} "
                 "(the dtype of the weights)"
