@@ -30,6 +30,14 @@ def natural(text: str) -> int:
     return value
 
 
+def positive_int(text: str) -> int:
+    """An argument that must be a whole number, 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line's arguments."""
     top = argparse.ArgumentParser(prog="python -m scanrnn", description="Parallel recurrences.")
@@ -55,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     add_framework(demo)
     limit = demo.add_mutually_exclusive_group()
     limit.add_argument("--minutes", type=positive_float, metavar="M", help="train for M minutes")
-    limit.add_argument("--steps", type=natural, metavar="N", help="train for N steps")
+    limit.add_argument("--steps", type=positive_int, metavar="N", help="train for N steps")
     demo.add_argument(
         "--out", type=Path, default=Path("scanrnn-demo"), metavar="DIR", help="default: %(default)s"
     )
@@ -74,7 +82,9 @@ def parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="time a serial loop over time against the scan")
     add_framework(bench)
-    bench.add_argument("--width", type=natural, default=256, help="channels; default: %(default)s")
+    bench.add_argument(
+        "--width", type=positive_int, default=256, help="channels; default: %(default)s"
+    )
     bench.set_defaults(command=run_bench)
     return top
 

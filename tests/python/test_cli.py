@@ -108,7 +108,9 @@ def test_no_gpu_is_a_line_that_says_why(arguments, capsys, monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo", "--steps", "-1"], "-1 is below 0"),
+        (["demo", "--steps", "0"], "0 is not above 0"),
+        (["demo", "--seed", "-1"], "-1 is below 0"),
+        (["bench", "--width", "0"], "0 is not above 0"),
         (["demo", "--minutes", "0"], "0 is not above 0"),
         (["demo", "--minutes", "nan"], "nan is not above 0"),
         (["demo", "--minutes", "1", "--steps", "1"], "not allowed with"),

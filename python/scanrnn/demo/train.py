@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import sys
 import threading
@@ -165,19 +166,21 @@ def train(
         for step, (inputs, targets, restart) in enumerate(batches(corpus.train, streams, window)):
             history.seconds = time.monotonic() - start
             done = min(1.0, max(step / max_steps, history.seconds / max_seconds))
-            if done >= next_evaluation or interrupted.is_set():
+            last = done == 1 or interrupted.is_set()
+            if done >= next_evaluation or last:
                 if losses:
                     history.train.append((history.read, bits(losses)))
                     losses.clear()
                 history.held_out.append((history.read, held_out_bits(model, corpus.held_out)))
                 next_evaluation = math.floor(done * evaluations + 1) / evaluations
-                progress.evaluated(done, history)
-            if done == 1 or interrupted.is_set():
+                progress.evaluated(done, history, last)
+            if last:
                 break
             losses.append(model.learn(inputs, targets, learning_rate(done), restart))
             history.read += inputs.size
+            history.seconds = time.monotonic() - start
             progress.learnt(done, history, losses)
-    history.interrupted = interrupted.is_set()
+    history.interrupted = done < 1
     return history
 
 
@@ -204,7 +207,7 @@ def held_out_bits(model: Model, tokens: Tokens) -> float:
 class Progress:
     """A bar that rewrites its line on a terminal; elsewhere, a line an evaluation."""
 
-    BAR = 24
+    BAR = 8  # so that the line fits into 80 columns
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -218,22 +221,30 @@ class Progress:
             self._shown = now
             self._write(done, history, bits(losses[-20:]), "")
 
-    def evaluated(self, done: float, history: History) -> None:
+    def evaluated(self, done: float, history: History, last: bool) -> None:
         """Shows an evaluation."""
         train = history.train[-1][1] if history.train else math.nan
-        self._write(done, history, train, "" if self._rewrites and done < 1 else "\n")
+        self._write(done, history, train, "\n" if last or not self._rewrites else "")
 
     def _write(self, done: float, history: History, train: float, end: str) -> None:
         full = round(done * self.BAR)
         speed = history.read / max(history.seconds, 1e-9)
         left = history.seconds * (1 / done - 1) if done else math.nan
         text = (
-            f"[{'#' * full}{'-' * (self.BAR - full)}] {done:4.0%}  bits per character: "
-            f"train {train:.3f}, held out {history.held_out[-1][1]:.3f}  "
-            f"{speed:,.0f} tokens/s  {minutes_seconds(left)} left"
+            f"[{'#' * full}{'-' * (self.BAR - full)}] {done:4.0%} bits/char train {number(train)} "
+            f"held out {number(history.held_out[-1][1])}  {speed:,.0f} tokens/s "
+            f"{minutes_seconds(left)} left"
         )
-        self._output.write(f"\r{text}\x1b[K{end}" if self._rewrites else text + end)
+        if self._rewrites:
+            columns = shutil.get_terminal_size().columns
+            text = f"\r{text[: columns - 1]}\x1b[K"  # a line that wraps can't be rewritten
+        self._output.write(text + end)
         self._output.flush()
+
+
+def number(value: float) -> str:
+    """Three decimals, or a dash for what is not known yet."""
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def minutes_seconds(seconds: float) -> str:
