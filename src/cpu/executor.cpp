@@ -34,6 +34,7 @@ constexpr Index kWideLaneBytes = 16384;     // a block's row: long runs of memor
 constexpr Index kNarrowLaneBytes = 128;     // the least a row is split into: two cache lines
 constexpr Index kColumnLanes = 32;          // lanes of a block whose time axis is contiguous
 constexpr Index kColumnLeaves = 8;          // leaves staged at once there: runs of 256 steps
+constexpr Index kGroupVectors = 8;          // registers of leaves side by side, few channels
 constexpr Index kReducedLanes = 256;        // block width where a gradient is summed over channels
 constexpr Index kTileBytes = 256 * 1024;    // inputs of a tile: read twice, the second time from L2
 constexpr Index kParallelElements = 32768;  // below this many elements a thread isn't worth waking
@@ -179,10 +180,11 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   Index widest = columns ? kColumnLanes : kWideLaneBytes / scalar;
   if (sums_channels) widest = kReducedLanes;
   plan.block = std::min(std::max<Index>(p.channels, 1), widest);
-  const Index segments = 4 * plan.vector_lanes;
-  if (2 * p.channels <= plan.vector_lanes && longest >= segments * kLeafSteps && !p.layout.reset &&
+  const bool thin = 2 * p.channels <= plan.vector_lanes;
+  if ((thin || columns) && longest >= plan.vector_lanes * kLeafSteps && !p.layout.reset &&
       !sums_channels && !observed) {
-    plan.group = segments;
+    plan.group = kGroupVectors * plan.vector_lanes;
+    while (plan.group > longest / kLeafSteps) plan.group /= 2;
     plan.block = 1;
   }
   // Narrower blocks where they let every thread work on channels of its own; else tiles of time.
@@ -206,7 +208,7 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
       const Index tile_inputs = p.backward ? 3 : 2;
       const Index step_bytes = plan.block * scalar * plan.planes * tile_inputs;
       Index leaves = std::max<Index>(4, plan.group);
-      while (leaves * 2 * kLeafSteps * step_bytes <= kTileBytes) leaves *= 2;
+      while (plan.group == 0 && leaves * 2 * kLeafSteps * step_bytes <= kTileBytes) leaves *= 2;
       if (ceil_div(longest, kLeafSteps) > leaves) plan.tile_leaves = leaves;
     }
   }
@@ -341,9 +343,11 @@ class Worker {
     const Index last = tiles == 1 ? leaves_ : std::min(leaves_, first + plan_.tile_leaves);
     load_start();
     if (tile > 0) {
-      tree_.begin(nullptr);
-      process(Pass::map, first, last);
-      if (tile + 1 < tiles) publish(first_item, tile);
+      if (tile + 1 < tiles) {
+        tree_.begin(nullptr);
+        process(Pass::map, first, last);
+        publish(first_item, tile);
+      }
       look_back(first_item, tile);
     }
     tree_.begin(start_);
@@ -441,6 +445,7 @@ class Worker {
     lanes_ = std::min(plan_.block, p_.channels - channel_);
     any_direct_ = false;
     staged_ = -1;
+    group_staged_ = -1;
     for (int i = 0; i < p_.inputs; ++i) bind(operands_[kIn + i], p_.in[i]);
     bind(operands_[kOut], p_.out);
     bind(operands_[kDy], p_.dy);
@@ -501,7 +506,8 @@ class Worker {
                    o.step,
                    o.lane,
                    row_stride,
-                   plane_};
+                   plane_,
+                   plan_.stream_out};
     set_.store[static_cast<int>(o.dtype)](g);
   }
 
@@ -594,10 +600,11 @@ class Worker {
     first_leaf_ = p_.backward ? leaves_ - last : first;
     last_leaf_ = p_.backward ? leaves_ - first : last;
     for (Index j = first; j < last;) {
-      if (plan_.group > 0 && j % plan_.group == 0 && j + plan_.group <= last &&
-          steps_of(leaf_at(j)) == kLeafSteps && steps_of(leaf_at(j + plan_.group - 1)) == kLeafSteps) {
-        run_group(pass, j);
-        j += plan_.group;
+      Index lanes = plan_.group;
+      while (lanes >= plan_.vector_lanes && !is_group(j, lanes, last)) lanes /= 2;
+      if (lanes > 1 && lanes >= plan_.vector_lanes) {
+        run_group(pass, j, lanes);
+        j += lanes;
       } else {
         run_leaf(pass, j);
         ++j;
@@ -606,12 +613,19 @@ class Worker {
     flush(pass);
   }
 
+  // Whether `lanes` whole leaves from place j on are a subtree of the merge tree.
+  bool is_group(Index j, Index lanes, Index last) const {
+    return j % lanes == 0 && j + lanes <= last && steps_of(leaf_at(j)) == kLeafSteps &&
+           steps_of(leaf_at(j + lanes - 1)) == kLeafSteps;
+  }
+
   // Copies what the kernels can't read in place of the chunk that leaf `leaf` lies in.
   void stage(Pass pass, Index leaf) {
     const Index chunk = leaf / plan_.chunk_leaves;
     if (chunk == staged_) return;
     flush(pass);
     staged_ = chunk;
+    group_staged_ = -1;
     // Only as far as the tile goes: its neighbours write the rest of the chunk.
     const Index first = std::max(chunk * plan_.chunk_leaves, first_leaf_);
     const Index last = std::min((chunk + 1) * plan_.chunk_leaves, last_leaf_);
@@ -711,6 +725,7 @@ class Worker {
     g.steps = static_cast<int>(steps_of(leaf));
     g.lanes = static_cast<int>(lanes);
     g.plane = plane_;
+    g.resident = !in_place && plan_.group + plan_.chunk_leaves > 1;
     for (int i = 0; i < p_.inputs; ++i) g.in[i] = rows_of(operands_[kIn + i], step, lane, in_place);
     if (reset_ != nullptr) {
       g.reset = reset_ + step * reset_step_;
@@ -803,133 +818,108 @@ class Worker {
     tree_.push(0, map_a_, map_x_, has_reset(leaf), sums(pass));
   }
 
-  // `group` whole leaves of one channel side by side.
-  void run_group(Pass pass, Index j) {
+  // `lanes` whole leaves of one channel side by side, a subtree of the sequence's tree. In a tile of
+  // one group the pass that runs finds what the pass before it staged and merged.
+  void run_group(Pass pass, Index j, Index lanes) {
     flush(pass);
     const Index direction = p_.backward ? -1 : 1;
     const Index leaf = leaf_at(j);
-    const Index group = plan_.group;
     const Index step = leaf * kLeafSteps;
-    const auto lanes_of = [&](const Operand& o) {
-      Operand view = o;
-      view.lane = direction * kLeafSteps * o.step;
-      return view;
+    const bool again = group_staged_ == j;
+    const auto view = [&](const Operand& o) {
+      Operand segments = o;
+      segments.lane = direction * kLeafSteps * o.step;
+      return segments;
     };
     const auto fetch = [&](const Operand& o) {
-      load(lanes_of(o), step, kLeafSteps, 0, group, o.buffer);
+      load(view(o), step, kLeafSteps, 0, lanes, o.buffer);
     };
     for (int i = 0; i < p_.inputs; ++i) {
-      if (reads(i, pass)) fetch(operands_[kIn + i]);
+      if (reads(i, pass) && !(again && reads(i, Pass::map))) fetch(operands_[kIn + i]);
     }
-    if (p_.backward && operands_[kDy].base != nullptr) fetch(operands_[kDy]);
     chunk_step_ = 0;
-    LeafArgs g = arguments(0, 0, group, false);
+    LeafArgs g = arguments(0, 0, lanes, false);
     g.steps = kLeafSteps;
-    const Operand& h = operands_[kPrevious];
-    if (h.base != nullptr && pass == Pass::run) {
-      const Operand view = lanes_of(h);
-      const bool at_start = leaf - (group - 1) == 0;  // backward: the last lane is the first leaf
-      const Index safe = at_start ? group - 1 : group;
-      load(view, step - 1, kLeafSteps, 0, safe, h.buffer);
-      if (at_start) {
-        load(view, step, kLeafSteps - 1, safe, 1, h.buffer + row_bytes());
-        copy_lane(h.buffer, safe, initial_, 0);
+    if (!again) {
+      if (p_.backward && operands_[kDy].base != nullptr) fetch(operands_[kDy]);
+      if (p_.backward && !p_.state_is_output) {
+        load(checkpoint_operand(leaf, direction), 0, 1, 0, lanes, operands_[kStates].buffer);
       }
+      LeafArgs map = g;
+      map.map_a = tree_rows();
+      map.map_x = tree_rows() + row_bytes();
+      call(Pass::map, map);
+      map_kernels_.merge_lanes(lane_tree(lanes));
+      group_staged_ = j;
+      for (int i = 0; i < p_.inputs; ++i) {
+        if (reads(i, pass)) prefetch_group(operands_[kIn + i], step + direction * lanes * kLeafSteps, lanes);
+      }
+      prefetch_group(operands_[kDy], step + direction * lanes * kLeafSteps, lanes);
+      prefetch_group(operands_[kPrevious], step + direction * lanes * kLeafSteps, lanes);
     }
-    if (p_.backward && !p_.state_is_output) {
-      load(checkpoint_operand(leaf, direction), 0, 1, 0, group, operands_[kStates].buffer);
-    }
-    // The group's own tree needs the maps first; running needs the states that it gives.
-    LeafArgs first = g;
-    for (int i = 0; i < p_.inputs; ++i) first.din[i] = {}, first.sum[i] = nullptr;
-    call(Pass::map, first);
-    reduce_group(pass);
     if (pass == Pass::run) {
+      stage_previous_of_group(view(operands_[kPrevious]), leaf, lanes);
+      copy_lane(carries_, 0, static_cast<const char*>(tree_.state()), 0);
+      map_kernels_.states_of_lanes(lane_tree(lanes));
       if (!p_.backward && p_.checkpoints) {
-        store(checkpoint_operand(leaf, direction), 0, 1, 0, group, carries_, row_);
+        store(checkpoint_operand(leaf, direction), 0, 1, 0, lanes, carries_, row_);
       }
       std::memcpy(state_, carries_, plan_.vector_bytes);
-      call(Pass::run, g);
+      (p_.backward ? kernels_.run_backward : kernels_.run)(g);
       const auto write = [&](const Operand& o) {
-        if (o.base != nullptr) store(lanes_of(o), step, kLeafSteps, 0, group, o.buffer, row_);
+        if (o.base != nullptr) store(view(o), step, kLeafSteps, 0, lanes, o.buffer, row_);
       };
       write(operands_[kOut]);
       for (int i = 0; p_.backward && i < p_.inputs; ++i) write(operands_[kDin + i]);
-      copy_lane(state_, 0, state_, group - 1);
-      for (int s = 0; s < plan_.sums; ++s) sum_lanes(sum_[s]);
+      copy_lane(state_, 0, state_, lanes - 1);
+      for (int s = 0; s < plan_.sums; ++s) {
+        map_kernels_.sum_lanes(static_cast<int>(lanes), plane_, sum_[s]);
+      }
     }
     int level = 0;
-    while ((Index{1} << level) < group) ++level;
-    copy_lane(map_a_, 0, node_a_, 0);
-    copy_lane(map_x_, 0, node_x_, 0);
+    while ((Index{1} << level) < lanes) ++level;
+    copy_lane(map_a_, 0, tree_rows() + static_cast<std::size_t>(2 * level) * row_bytes(), 0);
+    copy_lane(map_x_, 0, tree_rows() + static_cast<std::size_t>(2 * level + 1) * row_bytes(), 0);
     tree_.push(level, map_a_, map_x_, false, sums(pass));
   }
 
-  template <class S>
-  static void copy_scalar(char* to, Index to_lane, const char* from, Index from_lane) {
-    std::memcpy(to + to_lane * static_cast<Index>(sizeof(S)),
-                from + from_lane * static_cast<Index>(sizeof(S)), sizeof(S));
+  // Hints at what the next group reads, while this one is computed.
+  void prefetch_group(const Operand& o, Index leaf_step, Index lanes) const {
+    if (o.base == nullptr || (o.step != 1 && o.step != -1)) return;
+    const Index size = static_cast<Index>(size_of(o.dtype));
+    const Index steps = lanes * kLeafSteps;
+    Index first = p_.backward ? leaf_step + kLeafSteps - steps : leaf_step;
+    first = std::max<Index>(first, 0);
+    const Index last = std::min(first + steps, length_);
+    const char* from = o.base + (o.step == 1 ? first : -(last - 1)) * size;
+    for (Index at = 0; at < (last - first) * size; at += 64) __builtin_prefetch(from + at, 0, 2);
   }
+
+  // The state before every step of a group: the output one step earlier, or the initial state.
+  void stage_previous_of_group(const Operand& h, Index leaf, Index lanes) {
+    if (h.base == nullptr) return;
+    const Index step = leaf * kLeafSteps;
+    const bool at_start = leaf - (lanes - 1) == 0;  // backward: the last lane is the first leaf
+    const Index safe = at_start ? lanes - 1 : lanes;
+    load(h, step - 1, kLeafSteps, 0, safe, h.buffer);
+    if (at_start) {
+      load(h, step, kLeafSteps - 1, safe, 1, h.buffer + row_bytes());
+      copy_lane(h.buffer, safe, initial_, 0);
+    }
+  }
+
+  // Rows for the tree over a group's lanes, in the buffer that this direction has no other use for.
+  char* tree_rows() const { return operands_[p_.backward ? kOut : kStates].buffer; }
+
+  LaneTree lane_tree(Index lanes) const {
+    return {static_cast<int>(lanes), plane_, tree_rows(), row_, carries_};
+  }
+
   void copy_lane(char* to, Index to_lane, const char* from, Index from_lane) const {
+    const Index scalar = static_cast<Index>(plan_.scalar);
     for (int k = 0; k < plan_.planes; ++k) {
-      if (plan_.scalar == 4) {
-        copy_scalar<float>(to, k * plane_ + to_lane, from, k * plane_ + from_lane);
-      } else {
-        copy_scalar<double>(to, k * plane_ + to_lane, from, k * plane_ + from_lane);
-      }
-    }
-  }
-
-  // The tree over the group's leaves. Upwards, neighbouring lanes merge level by level; downwards, a
-  // pair's second half starts from the state that its first half leaves. Level l's maps lie at lanes
-  // [0, group / 2^l) of the rows of a buffer that this direction has no other use for.
-  void reduce_group(Pass pass) {
-    char* const levels = operands_[p_.backward ? kOut : kStates].buffer;
-    const std::size_t bytes = row_bytes();
-    const auto level_a = [&](int l) { return levels + static_cast<std::size_t>(2 * l) * bytes; };
-    const auto level_x = [&](int l) { return levels + static_cast<std::size_t>(2 * l + 1) * bytes; };
-    std::memcpy(level_a(0), map_a_, bytes);
-    std::memcpy(level_x(0), map_x_, bytes);
-    int top = 0;
-    for (Index width = plan_.group / 2; width >= 1; width /= 2, ++top) {
-      for (Index i = 0; i < width; ++i) {
-        copy_lane(spare_a_, i, level_a(top), 2 * i);
-        copy_lane(spare_x_, i, level_x(top), 2 * i);
-        copy_lane(level_a(top + 1), i, level_a(top), 2 * i + 1);
-        copy_lane(level_x(top + 1), i, level_x(top), 2 * i + 1);
-      }
-      map_kernels_.merge(static_cast<int>(round_up(width, plan_.vector_lanes)), plane_, spare_a_,
-                         spare_x_, level_a(top + 1), level_x(top + 1));
-    }
-    node_a_ = level_a(top);
-    node_x_ = level_x(top);
-    if (pass == Pass::map) return;
-    std::memcpy(carries_, tree_.state(), bytes);
-    for (Index width = 1; width < plan_.group; width *= 2) {
-      --top;
-      for (Index i = 0; i < width; ++i) {
-        copy_lane(spare_a_, i, level_a(top), 2 * i);
-        copy_lane(spare_x_, i, level_x(top), 2 * i);
-      }
-      map_kernels_.apply(static_cast<int>(round_up(width, plan_.vector_lanes)), plane_, spare_a_,
-                         spare_x_, carries_, start_);
-      for (Index i = width; i-- > 0;) {
-        copy_lane(carries_, 2 * i + 1, start_, i);
-        copy_lane(carries_, 2 * i, carries_, i);
-      }
-    }
-  }
-
-  // Adds the group's lanes pairwise, neighbours first, into lane 0.
-  void sum_lanes(char* vector) {
-    for (Index width = plan_.group / 2; width >= 1; width /= 2) {
-      for (Index i = 0; i < width; ++i) {
-        copy_lane(spare_a_, i, vector, 2 * i);
-        copy_lane(spare_x_, i, vector, 2 * i + 1);
-      }
-      map_kernels_.add(static_cast<int>(round_up(width, plan_.vector_lanes)), plane_, spare_a_,
-                       spare_x_);
-      std::memcpy(vector, spare_x_, plan_.vector_bytes);
+      std::memcpy(to + (k * plane_ + to_lane) * scalar, from + (k * plane_ + from_lane) * scalar,
+                  plan_.scalar);
     }
   }
 
@@ -1038,7 +1028,6 @@ class Worker {
   char *start_ = nullptr;    // the state (or adjoint) before the tile
   char *initial_ = nullptr;  // h0, in backward too: the state before the first step
   char *carries_ = nullptr, *spare_a_ = nullptr, *spare_x_ = nullptr, *zeros_ = nullptr;
-  char *node_a_ = nullptr, *node_x_ = nullptr;
   char* sum_[kMaxInputs] = {};
   void* sum_pointers_[kMaxInputs] = {};
   std::atomic<std::uint32_t>* flags_ = nullptr;
@@ -1052,6 +1041,7 @@ class Worker {
   Index reset_step_ = 0;
   // What the buffers hold.
   Index staged_ = -1, chunk_step_ = 0, chunk_steps_ = 0;
+  Index group_staged_ = -1;  // place of the group whose inputs and tree they hold
   Index first_leaf_ = 0, last_leaf_ = 0;  // of the leaves being processed
 };
 

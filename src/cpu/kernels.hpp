@@ -33,6 +33,8 @@ struct LeafArgs {
   int steps = 0;
   int lanes = 0;
   std::ptrdiff_t plane = 0;
+  /// Every row lies in the caches: kernels need not walk memory in its own order.
+  bool resident = false;
   ConstRows in[kMaxInputs];
   const std::uint8_t* reset = nullptr;  ///< one flag a step, or null
   std::ptrdiff_t reset_stride = 0;
@@ -59,7 +61,17 @@ struct CellKernels {
   void (*run_backward)(const LeafArgs&);
 };
 
-/// Vectors of `scalars` lanes of one accumulation type.
+/// The merge tree over lanes that are consecutive segments of time. Level l's lanes / 2^l maps lie in
+/// rows 2 l (a) and 2 l + 1 (x) of `levels`; level 0 is given.
+struct LaneTree {
+  int lanes = 0;
+  std::ptrdiff_t plane = 0;
+  void* levels = nullptr;
+  std::ptrdiff_t row = 0;     ///< scalars from one row of `levels` to the next
+  void* states = nullptr;     ///< (lanes) lane 0 holds the state before all; written
+};
+
+/// Arithmetic on vectors of `lanes` lanes of one accumulation type.
 struct MapKernels {
   /// (a, x) = merge((earlier_a, earlier_x), (a, x))
   void (*merge)(int lanes, std::ptrdiff_t plane, const void* earlier_a, const void* earlier_x,
@@ -69,6 +81,12 @@ struct MapKernels {
                 void* out);
   /// sum = earlier + sum
   void (*add)(int lanes, std::ptrdiff_t plane, const void* earlier, void* sum);
+  /// Merges the maps of `lanes` neighbouring segments, a power of two of them, up to one.
+  void (*merge_lanes)(const LaneTree&);
+  /// The state before each of those segments, from the one before the first.
+  void (*states_of_lanes)(const LaneTree&);
+  /// Lane 0 = the sum over `lanes` lanes, neighbours first.
+  void (*sum_lanes)(int lanes, std::ptrdiff_t plane, void* vector);
 };
 
 /// Between `steps` x `lanes` elements of a caller's array (strides in elements) and rows.
@@ -81,6 +99,7 @@ struct TransferArgs {
   std::ptrdiff_t lane_stride;
   std::ptrdiff_t row_stride;  ///< of the rows, scalars
   std::ptrdiff_t plane;
+  bool past_cache = false;  ///< to an array too large to be worth caching
 };
 
 using Transfer = void (*)(const TransferArgs&);

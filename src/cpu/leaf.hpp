@@ -229,9 +229,9 @@ struct Leaf {
     // A copy whose address goes nowhere: stores into rows can't change it, so it stays in registers.
     const LeafArgs g = args;
     constexpr int block = kBlock * Reg::lanes;
-    if (g.lanes > block) return wide<Step>(g);
-    if (g.lanes == block) return narrow<Step, kBlock>(g, 0);
+    if (g.lanes > block && !g.resident) return wide<Step>(g);
     int lane = 0;
+    for (; lane + block <= g.lanes; lane += block) narrow<Step, kBlock>(g, lane);
     for (; lane + 2 * Reg::lanes <= g.lanes; lane += 2 * Reg::lanes) narrow<Step, 2>(g, lane);
     if (lane < g.lanes) narrow<Step, 1>(g, lane);
   }
@@ -281,7 +281,62 @@ struct Maps {
     }
   }
 
-  static MapKernels kernels() { return {merge, apply, add}; }
+  static void merge_lanes(const LaneTree& args) {
+    const LaneTree g = args;
+    S* level = static_cast<S*>(g.levels);
+    for (int width = g.lanes / 2; width >= 1; width /= 2, level += 2 * g.row) {
+      for (int i = 0; i < width; i += Reg::lanes) {
+        // Where fewer than two registers are left, the second of the pair is not looked at.
+        const int second = 2 * i + Reg::lanes < 2 * width ? 2 * i + Reg::lanes : 2 * i;
+        const S* a = level;
+        const S* x = level + g.row;
+        const R a0 = Reg::load(a + 2 * i, g.plane), a1 = Reg::load(a + second, g.plane);
+        const R x0 = Reg::load(x + 2 * i, g.plane), x1 = Reg::load(x + second, g.plane);
+        const Affine<R> earlier = {even_lanes(a0, a1), even_lanes(x0, x1)};
+        const Affine<R> later = {odd_lanes(a0, a1), odd_lanes(x0, x1)};
+        const Affine<R> both = scanrnn::merge(earlier, later);
+        Reg::store(level + 2 * g.row + i, g.plane, both.a);
+        Reg::store(level + 3 * g.row + i, g.plane, both.x);
+      }
+    }
+  }
+
+  static void states_of_lanes(const LaneTree& args) {
+    const LaneTree g = args;
+    S* states = static_cast<S*>(g.states);
+    int levels = 0;
+    while ((1 << levels) < g.lanes) ++levels;
+    const S* level = static_cast<const S*>(g.levels) + 2 * (levels - 1) * g.row;
+    for (int width = 1; width < g.lanes; width *= 2, level -= 2 * g.row) {
+      // From the top, since lanes spread to twice their place.
+      for (int i = (width - 1) / Reg::lanes * Reg::lanes; i >= 0; i -= Reg::lanes) {
+        const int second = 2 * i + Reg::lanes < 2 * width ? 2 * i + Reg::lanes : 2 * i;
+        const S* a = level;
+        const S* x = level + g.row;
+        const R a0 = Reg::load(a + 2 * i, g.plane), a1 = Reg::load(a + second, g.plane);
+        const R x0 = Reg::load(x + 2 * i, g.plane), x1 = Reg::load(x + second, g.plane);
+        const R first = Reg::load(states + i, g.plane);
+        const R then = scanrnn::apply(Affine<R>{even_lanes(a0, a1), even_lanes(x0, x1)}, first);
+        if (second != 2 * i) Reg::store(states + second, g.plane, interleave_high(first, then));
+        Reg::store(states + 2 * i, g.plane, interleave_low(first, then));
+      }
+    }
+  }
+
+  static void sum_lanes(int lanes, std::ptrdiff_t plane, void* vector) {
+    S* v = static_cast<S*>(vector);
+    for (int width = lanes / 2; width >= 1; width /= 2) {
+      for (int i = 0; i < width; i += Reg::lanes) {
+        const int second = 2 * i + Reg::lanes < 2 * width ? 2 * i + Reg::lanes : 2 * i;
+        const R p = Reg::load(v + 2 * i, plane), q = Reg::load(v + second, plane);
+        Reg::store(v + i, plane, even_lanes(p, q) + odd_lanes(p, q));
+      }
+    }
+  }
+
+  static MapKernels kernels() {
+    return {merge, apply, add, merge_lanes, states_of_lanes, sum_lanes};
+  }
 };
 
 }  // namespace scanrnn::cpu::SCANRNN_ISA

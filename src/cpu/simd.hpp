@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "scanrnn/core/affine.hpp"
 #include "scanrnn/core/half.hpp"
@@ -263,6 +264,184 @@ template <class S>
 SCANRNN_HD Vec<S> is_positive(const Vec<S>& v) {
   const typename Vec<S>::Raw zero = {};
   return {v.v > zero ? splat<S>(1).v : zero};
+}
+
+// Shuffles. A register is a row of 128-bit parts; what stays within parts is cheapest.
+
+template <class S>
+inline constexpr int kPartLanes = 16 / static_cast<int>(sizeof(S));
+
+namespace shuffle {
+
+// Element i of the result, as an index into the first register followed by the second.
+struct Interleaved {  // p0 q0 p1 q1 ...
+  template <int n>
+  static constexpr int low(int i) {
+    return i % 2 * n + i / 2;
+  }
+  template <int n>
+  static constexpr int high(int i) {
+    return i % 2 * n + n / 2 + i / 2;
+  }
+};
+
+template <int n>
+constexpr int even(int i) {
+  return 2 * i;
+}
+template <int n>
+constexpr int odd(int i) {
+  return 2 * i + 1;
+}
+
+// The same as Interleaved within every part, of units of `unit` elements.
+template <int n, int part, int unit, bool high>
+constexpr int within_part(int i) {
+  const int start = i / part * part + (high ? part / 2 : 0);
+  const int u = i % part / unit;
+  return u % 2 * n + start + u / 2 * unit + i % unit;
+}
+
+// Parts of both registers: the low (high) halves' parts, or the even (odd) parts.
+template <int n, int part, bool high>
+constexpr int half_parts(int i) {
+  return i / (n / 2) * n + (high ? n / 2 : 0) + i % (n / 2);
+}
+template <int n, int part, bool high>
+constexpr int alternate_parts(int i) {
+  const int p = i / part;
+  const int parts = n / part;
+  return p / (parts / 2 > 0 ? parts / 2 : 1) * n +
+         (p % (parts / 2 > 0 ? parts / 2 : 1) * 2 + (high ? 1 : 0)) * part + i % part;
+}
+
+}  // namespace shuffle
+
+#define SCANRNN_SHUFFLE(name, index)                                                        \
+  template <class S, int... I>                                                              \
+  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q, std::integer_sequence<int, I...>) { \
+    constexpr int n = Vec<S>::lanes;                                                        \
+    (void)n;                                                                                \
+    return {__builtin_shufflevector(p.v, q.v, index(I)...)};                                \
+  }                                                                                         \
+  template <class S>                                                                        \
+  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q) {                                \
+    return name(p, q, std::make_integer_sequence<int, Vec<S>::lanes>());                    \
+  }
+SCANRNN_SHUFFLE(interleave_low, shuffle::Interleaved::low<n>)
+SCANRNN_SHUFFLE(interleave_high, shuffle::Interleaved::high<n>)
+SCANRNN_SHUFFLE(even_lanes, shuffle::even<n>)
+SCANRNN_SHUFFLE(odd_lanes, shuffle::odd<n>)
+#undef SCANRNN_SHUFFLE
+
+#define SCANRNN_SHUFFLE(name, ...)                                                          \
+  template <bool High, class S, int... I>                                                   \
+  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q, std::integer_sequence<int, I...>) { \
+    constexpr int n = Vec<S>::lanes;                                                        \
+    constexpr int part = kPartLanes<S>;                                                     \
+    return {__builtin_shufflevector(p.v, q.v, (__VA_ARGS__(I))...)};                        \
+  }                                                                                         \
+  template <bool High, class S>                                                             \
+  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q) {                                \
+    return name<High>(p, q, std::make_integer_sequence<int, Vec<S>::lanes>());              \
+  }
+SCANRNN_SHUFFLE(interleave_singles, shuffle::within_part<n, part, 1, High>)
+SCANRNN_SHUFFLE(interleave_pairs, shuffle::within_part<n, part, 2, High>)
+SCANRNN_SHUFFLE(half_parts, shuffle::half_parts<n, part, High>)
+SCANRNN_SHUFFLE(alternate_parts, shuffle::alternate_parts<n, part, High>)
+#undef SCANRNN_SHUFFLE
+
+template <class S>
+SCANRNN_HD Complex<Vec<S>> even_lanes(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
+  return {even_lanes(p.re, q.re), even_lanes(p.im, q.im)};
+}
+template <class S>
+SCANRNN_HD Complex<Vec<S>> odd_lanes(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
+  return {odd_lanes(p.re, q.re), odd_lanes(p.im, q.im)};
+}
+template <class S>
+SCANRNN_HD Complex<Vec<S>> interleave_low(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
+  return {interleave_low(p.re, q.re), interleave_low(p.im, q.im)};
+}
+template <class S>
+SCANRNN_HD Complex<Vec<S>> interleave_high(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
+  return {interleave_high(p.re, q.re), interleave_high(p.im, q.im)};
+}
+
+/// Transposes the square that kPartLanes registers hold within each part.
+template <class S>
+SCANRNN_HD void transpose_within_parts(Vec<S>* r) {
+  if constexpr (kPartLanes<S> == 4) {
+    const Vec<S> a = interleave_singles<false>(r[0], r[1]), b = interleave_singles<true>(r[0], r[1]);
+    const Vec<S> c = interleave_singles<false>(r[2], r[3]), d = interleave_singles<true>(r[2], r[3]);
+    r[0] = interleave_pairs<false>(a, c);
+    r[1] = interleave_pairs<true>(a, c);
+    r[2] = interleave_pairs<false>(b, d);
+    r[3] = interleave_pairs<true>(b, d);
+  } else {
+    const Vec<S> low = interleave_singles<false>(r[0], r[1]);
+    r[1] = interleave_singles<true>(r[0], r[1]);
+    r[0] = low;
+  }
+}
+
+/// Transposes a square of Vec<S>::lanes registers: within parts, then the parts.
+template <class S>
+SCANRNN_HD void transpose(Vec<S>* r) {
+  constexpr int n = Vec<S>::lanes;
+  constexpr int width = kPartLanes<S>;
+  constexpr int parts = n / width;
+  for (int p = 0; p < parts; ++p) transpose_within_parts(r + p * width);
+  if constexpr (parts == 1) return;
+  Vec<S> out[n];
+  for (int j = 0; j < width; ++j) {
+    if constexpr (parts == 2) {
+      out[j] = half_parts<false>(r[j], r[width + j]);
+      out[width + j] = half_parts<true>(r[j], r[width + j]);
+    } else {
+      static_assert(parts <= 4);
+      const Vec<S> a = half_parts<false>(r[j], r[width + j]);
+      const Vec<S> b = half_parts<true>(r[j], r[width + j]);
+      const Vec<S> c = half_parts<false>(r[2 * width + j], r[3 * width + j]);
+      const Vec<S> d = half_parts<true>(r[2 * width + j], r[3 * width + j]);
+      out[j] = alternate_parts<false>(a, c);
+      out[width + j] = alternate_parts<true>(a, c);
+      out[2 * width + j] = alternate_parts<false>(b, d);
+      out[3 * width + j] = alternate_parts<true>(b, d);
+    }
+  }
+  for (int i = 0; i < n; ++i) r[i] = out[i];
+}
+
+/// Loads the square whose row i is at p + i * stride and transposes it: parts come from memory where
+/// they belong, which spares the shuffles that move them.
+template <class S>
+SCANRNN_HD void load_transposed(const S* p, std::ptrdiff_t stride, Vec<S>* r) {
+  constexpr int n = Vec<S>::lanes;
+  constexpr int width = kPartLanes<S>;
+  for (int c = 0; c < n; c += width) {
+    for (int k = 0; k < width; ++k) {
+      const S* from = p + k * stride + c;
+#if defined(__AVX512F__)
+      const auto part = [&](int q) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + q * width * stride));
+      };
+      __m512i v = _mm512_castsi128_si512(part(0));
+      v = _mm512_inserti32x4(v, part(1), 1);
+      v = _mm512_inserti32x4(v, part(2), 2);
+      v = _mm512_inserti32x4(v, part(3), 3);
+      r[c + k].v = (typename Vec<S>::Raw)v;
+#elif defined(__AVX2__)
+      const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + width * stride));
+      r[c + k].v =
+          (typename Vec<S>::Raw)_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+#else
+      r[c + k] = load(from);
+#endif
+    }
+    transpose_within_parts(r + c);
+  }
 }
 
 }  // namespace scanrnn::cpu::SCANRNN_ISA

@@ -2,7 +2,7 @@
 // Moves data between the caller's arrays and the kernels' rows, widening and rounding 16-bit types.
 // Three shapes of array matter: lanes contiguous (rows are copied), steps contiguous (square blocks
 // are transposed in registers), and any other (element by element).
-#include <utility>
+#include <type_traits>
 
 #include "cpu/kernels/family.hpp"
 #include "scanrnn/core/complex.hpp"
@@ -115,29 +115,6 @@ SCANRNN_HD Vec<float> load_contiguous(const BFloat16* p) {
 }
 #endif
 
-// Transposes a square block: log2(N) rounds, each of which interleaves register i with register
-// i + N/2.
-template <class S, int... I>
-SCANRNN_HD void interleave(const Vec<S>& p, const Vec<S>& q, Vec<S>& low, Vec<S>& high,
-                           std::integer_sequence<int, I...>) {
-  constexpr int n = Vec<S>::lanes;
-  low.v = __builtin_shufflevector(p.v, q.v, (I % 2 == 0 ? I / 2 : n + I / 2)...);
-  high.v = __builtin_shufflevector(p.v, q.v, (n / 2 + (I % 2 == 0 ? I / 2 : n + I / 2))...);
-}
-
-template <class S>
-SCANRNN_HD void transpose(Vec<S> (&r)[Vec<S>::lanes]) {
-  constexpr int n = Vec<S>::lanes;
-  for (int round = 1; round < n; round *= 2) {
-    Vec<S> next[n];
-    for (int i = 0; i < n / 2; ++i) {
-      interleave(r[i], r[i + n / 2], next[2 * i], next[2 * i + 1],
-                 std::make_integer_sequence<int, n>());
-    }
-    for (int i = 0; i < n; ++i) r[i] = next[i];
-  }
-}
-
 template <class E>
 inline constexpr bool kIsComplex = false;
 template <class S>
@@ -198,22 +175,36 @@ void transfer_columns(const TransferArgs& g) {
   } else {
     const std::ptrdiff_t steps = g.steps / n * n;
     const int lanes = g.lanes / n * n;
+    [[maybe_unused]] const bool past_cache =
+        g.past_cache && reinterpret_cast<std::uintptr_t>(g.target) % kVectorBytes == 0 &&
+        g.lane_stride % n == 0;
     for (int i = 0; i < lanes; i += n) {
       for (std::ptrdiff_t t = 0; t < steps; t += n) {
         Vec<S> block[n];
-        for (int k = 0; k < n; ++k) {
-          if constexpr (Load) {
-            block[k] = load_contiguous(static_cast<const E*>(g.source) + (i + k) * g.lane_stride + t);
-          } else {
-            block[k] = load(static_cast<const S*>(g.source) + (t + k) * g.row_stride + i);
+        if constexpr (Load && std::is_same_v<E, S>) {
+          load_transposed(static_cast<const E*>(g.source) + i * g.lane_stride + t, g.lane_stride,
+                          block);
+        } else {
+          for (int k = 0; k < n; ++k) {
+            if constexpr (Load) {
+              block[k] =
+                  load_contiguous(static_cast<const E*>(g.source) + (i + k) * g.lane_stride + t);
+            } else {
+              block[k] = load(static_cast<const S*>(g.source) + (t + k) * g.row_stride + i);
+            }
           }
+          transpose(block);
         }
-        transpose(block);
         for (int k = 0; k < n; ++k) {
           if constexpr (Load) {
             store(static_cast<S*>(g.target) + (t + k) * g.row_stride + i, block[k]);
           } else {
-            store_contiguous(static_cast<E*>(g.target) + (i + k) * g.lane_stride + t, block[k]);
+            E* to = static_cast<E*>(g.target) + (i + k) * g.lane_stride + t;
+            if (std::is_same_v<E, S> && past_cache) {
+              store_past_cache(reinterpret_cast<S*>(to), block[k]);
+            } else {
+              store_contiguous(to, block[k]);
+            }
           }
         }
       }
