@@ -43,7 +43,7 @@ from scanrnn import _core
 from scanrnn.cells import sru, sru_vjp
 
 HERE = Path(__file__).resolve().parent
-BUDGET = 2.0  # seconds for each contender of a row
+BUDGET = 1.0  # seconds for each contender of a row, and at least three rounds if they are short
 CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3, "complex64": 4, "complex128": 5}
 
 Call = Callable[[], Any]
@@ -221,6 +221,14 @@ def fastest(result: dict[str, float], prefix: str) -> float:
 # ---- Contenders ----------------------------------------------------------------------------------
 
 
+def check(ours: Any, theirs: Any) -> None:
+    """Contenders must have computed the same: arrays, or tuples of arrays."""
+    if not isinstance(ours, tuple):
+        ours, theirs = (ours,), (theirs,)
+    for one, other in zip(ours, theirs, strict=True):
+        assert np.abs(one - other).max() <= 1e-4 * np.abs(other).max()
+
+
 def describe(array: Any, axis: int = -2) -> Any:
     """The core's descriptor of an array (B, T, D), whose time is on another axis."""
     array = np.moveaxis(array, axis, -2)
@@ -241,7 +249,7 @@ def scan_calls(a: Any, x: Any, axis: int = -2) -> dict[str, Call]:
 
     def both_new() -> Any:
         h = scanrnn.scan(a, x, axis=axis)
-        return h, scanrnn.scan_vjp(a, h, dh, axis=axis)
+        return (h, *scanrnn.scan_vjp(a, h, dh, axis=axis)[:2])
 
     return {
         "scan out": lambda: scanrnn.scan(a, x, axis=axis, out=h),
@@ -359,6 +367,7 @@ def section_scan(report: Report, loops: Loops, quick: bool) -> None:
             if T <= 1 << 16:
                 calls["torch loop"] = torch_loop(a, x)[both]
             calls |= jax_scans(a, x, both)
+            check(calls[f"{kind} new"](), calls["C++ loop"]())
             t = times(calls)
             streams = fastest(t, "stream out"), fastest(t, "stream new")
             out, new = t[f"{kind} out"], t[f"{kind} new"]
