@@ -354,10 +354,12 @@ def _sru_outputs(u: Tensor, N: int, D: int, blocks: int, checkpoint: bool) -> Te
     directions = _directions(blocks)
     h = torch.empty_like(u[..., : directions * D])
     final = u.new_empty((directions, N, D), dtype=ACCUMULATION[u.dtype])
+    if not checkpoint:
+        return h, final, final.new_empty((directions, 0, D))
     # The core's sru_checkpoint_rows, which can't be asked about a symbolic T. Zeros, because not
     # all rows are written, and equal calls have equal outputs.
     leaves = T // _LEAF_STEPS
-    rows = 0 if not checkpoint else leaves + max(N, 1) if B == 1 else B * (leaves + 1)
+    rows = leaves + max(N, 1) if B == 1 else B * (leaves + 1)
     return h, final, final.new_zeros((directions, rows, D))
 
 
