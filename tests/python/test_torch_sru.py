@@ -169,6 +169,19 @@ def test_saves_inputs_and_one_state_in_32():
     assert not saved
 
 
+@pytest.mark.parametrize("T", [0, 1, 31, 32, 33, 64, 100])
+@pytest.mark.parametrize(("B", "N"), [(0, 0), (1, 1), (3, 3), (1, 0), (1, 5)])
+def test_checkpoints_have_the_rows_that_the_core_writes(B, N, T):
+    offsets = None
+    if N != B:
+        T = T if N else 0
+        offsets = torch.tensor([0] * N + [T])
+    u = torch.randn(B, T, 2)
+    options = (offsets, None, None, False, False)
+    checkpoints = torch.ops.scanrnn.sru(*[u] * 4, *[None] * 3, *options, 0, 1, True)[2]
+    assert checkpoints.shape == (1, scanrnn._core.sru_checkpoint_rows(B, T, N), 2)
+
+
 # ---- Derivatives of all orders and modes ---------------------------------------------------------
 
 
