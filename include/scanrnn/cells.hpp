@@ -25,21 +25,21 @@ struct SruForward {
   ConstArray<2> c0;           ///< (N,D), optional: 0
   Array<3> h;                 ///< (B,T,D), written
   Array<2> final_state;       ///< (N,D), optional, written: c after each sequence's last step
-  Array<2> checkpoints;       ///< (checkpoint_rows, D) contiguous accumulation dtype, optional, written
+  Array<2> checkpoints;  ///< (checkpoint_rows, D) contiguous accumulation dtype, optional, written
   Sequences sequences;
   Activation activation = Activation::identity;
 };
 
 struct SruBackward {
-  ConstArray<3> u, forget, reset, skip;     ///< as in forward
-  ConstArray<1> bias_forget, bias_reset;    ///< as in forward
-  ConstArray<2> c0;                         ///< as in forward
-  ConstArray<2> checkpoints;                ///< what forward wrote
-  ConstArray<3> dh;                         ///< (B,T,D), optional: 0
-  ConstArray<2> dfinal;                     ///< (N,D), optional: 0
-  Array<3> du, dforget, dreset, dskip;      ///< (B,T,D), each optional, written
-  Array<1> dbias_forget, dbias_reset;       ///< (D), each optional, written
-  Array<2> dc0;                             ///< (N,D), optional, written
+  ConstArray<3> u, forget, reset, skip;   ///< as in forward
+  ConstArray<1> bias_forget, bias_reset;  ///< as in forward
+  ConstArray<2> c0;                       ///< as in forward
+  ConstArray<2> checkpoints;              ///< what forward wrote
+  ConstArray<3> dh;                       ///< (B,T,D), optional: 0
+  ConstArray<2> dfinal;                   ///< (N,D), optional: 0
+  Array<3> du, dforget, dreset, dskip;    ///< (B,T,D), each optional, written
+  Array<1> dbias_forget, dbias_reset;     ///< (D), each optional, written
+  Array<2> dc0;                           ///< (N,D), optional, written
   Sequences sequences;
   Activation activation = Activation::identity;
 };

@@ -11,7 +11,8 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A shape, stride, offset list or combination of arguments that has no meaning. ValueError in Python.
+/// A shape, stride, offset list or combination of arguments that has no meaning. ValueError in
+/// Python.
 struct InvalidArgument : Error {
   using Error::Error;
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The diagonal linear recurrence h_t = a_t h_{t-1} + x_t, and its gradients.
 //
-// Dtypes: f16, bf16, f32, f64, c64, c128; a, x, h share one. h0, final_state and their gradients may
-// have it or the accumulation dtype. Every array may have any strides. Calls write into the caller's
-// arrays and workspace and allocate nothing; arrays that are written must not overlap any other.
-// Results depend on the values and T alone: not on B, D, strides or threads.
+// Dtypes: f16, bf16, f32, f64, c64, c128; a, x, h share one. h0, dfinal and dh0 may have it or the
+// accumulation dtype, which final_state always has. Every array may have any strides. Calls write
+// into the caller's arrays and workspace and allocate nothing; arrays that are written must not
+// overlap any other. Results depend on the values and T alone: not on B, D, strides or threads.
 #pragma once
 
 #include "scanrnn/error.hpp"
@@ -13,25 +13,26 @@
 namespace scanrnn {
 
 struct ScanForward {
-  ConstArray<3> a;            ///< (B|1, T|1, D|1); axes of size 1 are broadcast
-  ConstArray<3> x;            ///< (B,T,D)
-  ConstArray<2> h0;           ///< (N,D), optional: 0
-  Array<3> h;                 ///< (B,T,D), written
-  Array<2> final_state;       ///< (N,D), optional, written: the state after each sequence's last step
+  ConstArray<3> a;       ///< (B|1, T|1, D|1); axes of size 1 are broadcast
+  ConstArray<3> x;       ///< (B,T,D)
+  ConstArray<2> h0;      ///< (N,D), optional: 0
+  Array<3> h;            ///< (B,T,D), written
+  Array<2> final_state;  ///< (N,D), optional, written: the state after each sequence's last step
   Sequences sequences;
 };
 
 struct ScanBackward {
-  ConstArray<3> a;            ///< as in forward
-  ConstArray<3> h;            ///< (B,T,D), what forward wrote
-  ConstArray<2> h0;           ///< (N,D), optional
-  ConstArray<3> dh;           ///< (B,T,D), optional: 0
-  ConstArray<2> dfinal;       ///< (N,D), optional: 0
-  Array<3> da;                ///< a's shape, optional, written: summed over the axes of size 1
-  Array<3> dx;                ///< (B,T,D), optional, written
-  Array<2> dh0;               ///< (N,D), optional, written
+  ConstArray<3> a;       ///< as in forward
+  ConstArray<3> h;       ///< (B,T,D), what forward wrote
+  ConstArray<2> h0;      ///< (N,D), optional
+  ConstArray<3> dh;      ///< (B,T,D), optional: 0
+  ConstArray<2> dfinal;  ///< (N,D), optional: 0
+  Array<3> da;           ///< a's shape, optional, written: summed over the axes of size 1
+  Array<3> dx;           ///< (B,T,D), optional, written
+  Array<2> dh0;          ///< (N,D), optional, written
   Sequences sequences;
-  /// Complex gradients: true for the conjugated convention (PyTorch), false for the transposed (JAX).
+  /// Complex gradients: true for the conjugated convention (PyTorch), false for the transposed
+  /// (JAX).
   bool conjugate = true;
 };
 

@@ -45,8 +45,8 @@ nb::list merge_trace(nb::handle a, nb::handle x, nb::handle h0, nb::handle h, bo
 }  // namespace
 
 void bind_debug(nb::module_& m) {
-  m.def("merge_trace", &merge_trace, nb::arg("a"), nb::arg("x"), nb::arg("h0").none(),
-        nb::arg("h"), nb::arg("reverse") = false);
+  m.def("merge_trace", &merge_trace, nb::arg("a"), nb::arg("x"), nb::arg("h0").none(), nb::arg("h"),
+        nb::arg("reverse") = false);
 }
 
 }  // namespace scanrnn::python

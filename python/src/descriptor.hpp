@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays as Python hands them over: (pointer, dtype code, shape, strides in elements, device), where
-// device is -1 for the CPU or a CUDA ordinal. The framework's adapter makes the tuple; nothing here
-// knows a framework.
+// Arrays as Python hands them over: (pointer, dtype code, shape, strides in elements, device),
+// where device is -1 for the CPU or a CUDA ordinal. The framework's adapter makes the tuple;
+// nothing here knows a framework.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -53,8 +53,8 @@ class Arguments {
     return array;
   }
 
-  Sequences sequences(nb::handle cu_seqlens, nb::handle lengths, nb::handle reset,
-                      bool left_padded, bool reverse) {
+  Sequences sequences(nb::handle cu_seqlens, nb::handle lengths, nb::handle reset, bool left_padded,
+                      bool reverse) {
     Sequences s;
     s.cu_seqlens = input<1>(cu_seqlens, "cu_seqlens");
     s.lengths = input<1>(lengths, "lengths");
@@ -85,8 +85,9 @@ class Arguments {
     PyObject* o = object.ptr();
     if (o == Py_None) return view;
     if (!PyTuple_Check(o) || PyTuple_Size(o) != 5) {
-      throw InvalidType(std::string(name) +
-                        " is not an array descriptor: expected (ptr, dtype, shape, strides, device)");
+      throw InvalidType(
+          std::string(name) +
+          " is not an array descriptor: expected (ptr, dtype, shape, strides, device)");
     }
     void* data = PyLong_AsVoidPtr(PyTuple_GetItem(o, 0));
     if (data == nullptr && PyErr_Occurred()) {
@@ -103,11 +104,12 @@ class Arguments {
     view.dtype = static_cast<DType>(dtype);
     PyObject* shape = PyTuple_GetItem(o, 2);
     PyObject* strides = PyTuple_GetItem(o, 3);
-    if (!PyTuple_Check(shape) || !PyTuple_Check(strides) || PyTuple_Size(shape) != Rank ||
-        PyTuple_Size(strides) != Rank) {
-      throw InvalidArgument(std::string(name) + " has " +
-                            std::to_string(PyTuple_Check(shape) ? PyTuple_Size(shape) : -1) +
-                            " axes, expected " + std::to_string(Rank));
+    if (!PyTuple_Check(shape) || !PyTuple_Check(strides)) {
+      throw InvalidType(std::string(name) + " has no tuples of shape and strides");
+    }
+    if (PyTuple_Size(shape) != Rank || PyTuple_Size(strides) != Rank) {
+      throw InvalidArgument(std::string(name) + " has shape " + nb::repr(shape).c_str() +
+                            ", expected " + std::to_string(Rank) + " axes");
     }
     for (int i = 0; i < Rank; ++i) {
       view.shape[i] = to_int(PyTuple_GetItem(shape, i), name);
@@ -144,8 +146,8 @@ class HostWorkspace {
 };
 
 /// Runs `compute` with the GIL released. A thread that finds the interpreter gone when it wants the
-/// GIL back stops here for ever, as CPython 3.14 itself lets it: older versions end such a thread by
-/// an unwind that no destructor on the way may meet.
+/// GIL back stops here for ever, as CPython 3.14 itself lets it: older versions end such a thread
+/// by an unwind that no destructor on the way may meet.
 template <class Compute>
 void without_gil(Compute&& compute) {
   std::exception_ptr error;

@@ -21,8 +21,10 @@ int code_of(nb::dlpack::dtype type) {
   if (is(Code::Int, 32)) return static_cast<int>(DType::i32);
   if (is(Code::Int, 64)) return static_cast<int>(DType::i64);
   if (is(Code::UInt, 8) || is(Code::Bool, 8)) return static_cast<int>(DType::u8);
-  static const char* const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-  std::string name = type.code < 7 ? kinds[type.code] : "float8-like (DLPack code " + std::to_string(type.code) + ") ";
+  static const char* const kinds[] = {"int",    "uint",    "float", "opaque",
+                                      "bfloat", "complex", "bool"};
+  std::string name = type.code < 7 ? kinds[type.code]
+                                   : "float8-like (DLPack code " + std::to_string(type.code) + ") ";
   name += std::to_string(type.bits);
   if (type.lanes != 1) name += " with " + std::to_string(type.lanes) + " lanes";
   throw InvalidType("from_dlpack: dtype " + name +
@@ -47,9 +49,8 @@ nb::tuple from_dlpack(nb::ndarray<nb::ro> array) {
     shape.append(array.shape(i));
     strides.append(array.stride(i));
   }
-  nb::tuple descriptor =
-      nb::make_tuple(reinterpret_cast<std::uintptr_t>(array.data()), code, nb::tuple(shape),
-                     nb::tuple(strides), device);
+  nb::tuple descriptor = nb::make_tuple(reinterpret_cast<std::uintptr_t>(array.data()), code,
+                                        nb::tuple(shape), nb::tuple(strides), device);
   // The array object itself holds the memory.
   return nb::make_tuple(descriptor, nb::cast(array, nb::rv_policy::reference));
 }

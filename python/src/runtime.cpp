@@ -47,8 +47,7 @@ void bind_runtime(nb::module_& m) {
   m.def("get_num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, nb::arg("threads"));
   m.def("cpu_isa", &cpu_isa);
-  m.def("set_cpu_isa", [](const std::string& name) { set_cpu_isa(name.c_str()); },
-        nb::arg("name"));
+  m.def("set_cpu_isa", [](const std::string& name) { set_cpu_isa(name.c_str()); }, nb::arg("name"));
   m.def("build_info", &build_info);
   m.def("cuda_available", &cuda_available);
   m.def("cuda_unavailable_reason", &cuda_unavailable_reason);

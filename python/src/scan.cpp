@@ -17,7 +17,9 @@ void forward(nb::handle a, nb::handle x, nb::handle h0, nb::handle h, nb::handle
   call.final_state = args.output<2>(final_state, "final_state");
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   const Target target = args.target(stream);
-  without_gil([&] { scan_forward(call, HostWorkspace(scan_forward_workspace_bytes(call, target)), target); });
+  without_gil([&] {
+    scan_forward(call, HostWorkspace(scan_forward_workspace_bytes(call, target)), target);
+  });
 }
 
 void backward(nb::handle a, nb::handle h, nb::handle h0, nb::handle dh, nb::handle dfinal,
@@ -37,7 +39,9 @@ void backward(nb::handle a, nb::handle h, nb::handle h0, nb::handle dh, nb::hand
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   call.conjugate = conj;
   const Target target = args.target(stream);
-  without_gil([&] { scan_backward(call, HostWorkspace(scan_backward_workspace_bytes(call, target)), target); });
+  without_gil([&] {
+    scan_backward(call, HostWorkspace(scan_backward_workspace_bytes(call, target)), target);
+  });
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ void forward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::hand
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   call.activation = static_cast<Activation>(activation);
   const Target target = args.target(stream);
-  without_gil([&] { sru_forward(call, HostWorkspace(sru_forward_workspace_bytes(call, target)), target); });
+  without_gil(
+      [&] { sru_forward(call, HostWorkspace(sru_forward_workspace_bytes(call, target)), target); });
 }
 
 void backward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::handle bias_f,
@@ -55,7 +56,9 @@ void backward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::han
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   call.activation = static_cast<Activation>(activation);
   const Target target = args.target(stream);
-  without_gil([&] { sru_backward(call, HostWorkspace(sru_backward_workspace_bytes(call, target)), target); });
+  without_gil([&] {
+    sru_backward(call, HostWorkspace(sru_backward_workspace_bytes(call, target)), target);
+  });
 }
 
 }  // namespace
@@ -65,10 +68,10 @@ void bind_sru(nb::module_& m) {
   const auto optional = [](const char* name) { return nb::arg(name).none() = nb::none(); };
   m.def("sru_checkpoint_rows", &checkpoint_rows, arg("batch"), arg("time"), arg("sequences"));
   m.def("sru_forward", &forward, arg("u"), arg("f"), arg("r"), arg("skip").none(),
-        arg("bias_f").none(), arg("bias_r").none(), arg("c0").none(), arg("h"),
-        arg("final").none(), arg("checkpoints").none(), arg("activation") = 0,
-        arg("reverse") = false, optional("cu_seqlens"), optional("lengths"), optional("reset"),
-        arg("left_padded") = false, arg("stream") = 0);
+        arg("bias_f").none(), arg("bias_r").none(), arg("c0").none(), arg("h"), arg("final").none(),
+        arg("checkpoints").none(), arg("activation") = 0, arg("reverse") = false,
+        optional("cu_seqlens"), optional("lengths"), optional("reset"), arg("left_padded") = false,
+        arg("stream") = 0);
   m.def("sru_backward", &backward, arg("u"), arg("f"), arg("r"), arg("skip").none(),
         arg("bias_f").none(), arg("bias_r").none(), arg("c0").none(), arg("checkpoints"),
         arg("dh").none(), arg("dfinal").none(), arg("du").none(), arg("df").none(),

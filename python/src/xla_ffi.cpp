@@ -35,17 +35,27 @@ using scanrnn::Workspace;
 
 DType dtype_of(ffi::DataType type) {
   switch (type) {
-    case ffi::DataType::F16: return DType::f16;
-    case ffi::DataType::BF16: return DType::bf16;
-    case ffi::DataType::F32: return DType::f32;
-    case ffi::DataType::F64: return DType::f64;
-    case ffi::DataType::C64: return DType::c64;
-    case ffi::DataType::C128: return DType::c128;
-    case ffi::DataType::S32: return DType::i32;
-    case ffi::DataType::S64: return DType::i64;
+    case ffi::DataType::F16:
+      return DType::f16;
+    case ffi::DataType::BF16:
+      return DType::bf16;
+    case ffi::DataType::F32:
+      return DType::f32;
+    case ffi::DataType::F64:
+      return DType::f64;
+    case ffi::DataType::C64:
+      return DType::c64;
+    case ffi::DataType::C128:
+      return DType::c128;
+    case ffi::DataType::S32:
+      return DType::i32;
+    case ffi::DataType::S64:
+      return DType::i64;
     case ffi::DataType::U8:
-    case ffi::DataType::PRED: return DType::u8;
-    default: throw scanrnn::InvalidType("scanrnn: XLA passed a buffer of an unsupported dtype");
+    case ffi::DataType::PRED:
+      return DType::u8;
+    default:
+      throw scanrnn::InvalidType("scanrnn: XLA passed a buffer of an unsupported dtype");
   }
 }
 
@@ -240,7 +250,7 @@ ffi::Error guarded(ffi::RemainingArgs operands, ffi::RemainingRets results,
   }
 }
 
-#define SCANRNN_FFI_HANDLER(name, run)        \
+#define SCANRNN_FFI_HANDLER(name, run)       \
   XLA_FFI_DEFINE_HANDLER(name, guarded<run>, \
                          ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs())
 SCANRNN_FFI_HANDLER(kScanForward, scan_forward);

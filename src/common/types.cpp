@@ -14,9 +14,9 @@ struct DTypeRow {
 
 // In the order of DType.
 constexpr DTypeRow kDTypes[] = {
-    {2, "float16", DType::f32},   {2, "bfloat16", DType::f32},  {4, "float32", DType::f32},
-    {8, "float64", DType::f64},   {8, "complex64", DType::c64}, {16, "complex128", DType::c128},
-    {4, "int32", DType::i32},     {8, "int64", DType::i64},     {1, "uint8", DType::u8},
+    {2, "float16", DType::f32}, {2, "bfloat16", DType::f32},  {4, "float32", DType::f32},
+    {8, "float64", DType::f64}, {8, "complex64", DType::c64}, {16, "complex128", DType::c128},
+    {4, "int32", DType::i32},   {8, "int64", DType::i64},     {1, "uint8", DType::u8},
 };
 
 const DTypeRow& row(DType dtype) { return kDTypes[static_cast<int>(dtype)]; }

@@ -13,7 +13,7 @@ namespace scanrnn {
 
 /// What every argument of a call is held against.
 struct Checker {
-  const char* call;      ///< public name, "scan"
+  const char* call;  ///< public name, "scan"
   std::int64_t batch = 0, time = 0, channels = 0, sequences = 0;
   DType dtype = DType::f32;
 
@@ -48,8 +48,8 @@ struct Checker {
 
  private:
   void sequences_of(const Sequences& layout);
-  void check(const char* name, const std::int64_t* shape, std::initializer_list<std::int64_t> expected,
-             bool ones_allowed) const;
+  void check(const char* name, const std::int64_t* shape,
+             std::initializer_list<std::int64_t> expected, bool ones_allowed) const;
   void check_dtype(const char* name, DType given, std::initializer_list<DType> expected) const;
   [[noreturn]] void fail(const std::string& text) const;
   [[noreturn]] void fail_type(const std::string& text) const;

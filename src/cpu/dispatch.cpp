@@ -12,8 +12,8 @@
 namespace scanrnn {
 namespace cpu {
 
-#define SCANRNN_DECLARE_SET(isa) \
-  namespace isa {                \
+#define SCANRNN_DECLARE_SET(isa)           \
+  namespace isa {                          \
   const InstructionSet& instruction_set(); \
   }
 #if defined(SCANRNN_HAVE_AVX512)

@@ -3,10 +3,10 @@
 //
 // A unit of work is one sequence times one block of channels. A thread runs a unit leaf after leaf:
 // one pass over memory, in which every leaf yields its map beside its outputs, the merge tree turns
-// maps into the state before the next leaf, and that leaf starts from it. Where units are too few for
-// the threads, they are cut into tiles of 2^k leaves that several threads take in time order. A tile
-// first reduces its leaves to one map, publishes it, looks back for the state before it, and only
-// then runs. Both ways merge in the tree's bracketing, so they give the same bits.
+// maps into the state before the next leaf, and that leaf starts from it. Where units are too few
+// for the threads, they are cut into tiles of 2^k leaves that several threads take in time order. A
+// tile first reduces its leaves to one map, publishes it, looks back for the state before it, and
+// only then runs. Both ways merge in the tree's bracketing, so they give the same bits.
 #include "cpu/executor.hpp"
 
 #include <algorithm>
@@ -55,8 +55,8 @@ Index read_index(const ConstArray<1>& array, Index i) {
   return *reinterpret_cast<const std::int64_t*>(p + at * 8);
 }
 
-// Steps [begin, end) of row `row` are sequence n; [0, begin) and [end, time) of that row, where they
-// belong to no other sequence, are padding.
+// Steps [begin, end) of row `row` are sequence n; [0, begin) and [end, time) of that row, where
+// they belong to no other sequence, are padding.
 struct Span {
   Index row, begin, end;
   Index length() const { return end - begin; }
@@ -95,28 +95,28 @@ struct Reduction {
 
 struct Plan {
   int threads = 1;
-  std::size_t scalar = 4;   // bytes of a row's scalar
+  std::size_t scalar = 4;  // bytes of a row's scalar
   int planes = 1;
   int vector_lanes = 1;
-  Index block = 1;          // channels of a block
+  Index block = 1;  // channels of a block
   Index blocks = 1;
-  Index padded = 1;         // lanes of a row: block rounded up to vectors
-  Index group = 0;          // leaves that run side by side as lanes; 0: lanes are channels
-  Index row_lanes = 1;      // lanes that buffers have room for
-  Index chunk_leaves = 1;   // leaves staged at once
-  Index tile_leaves = 0;    // 0: units are not cut
+  Index padded = 1;        // lanes of a row: block rounded up to vectors
+  Index group = 0;         // leaves that run side by side as lanes; 0: lanes are channels
+  Index row_lanes = 1;     // lanes that buffers have room for
+  Index chunk_leaves = 1;  // leaves staged at once
+  Index tile_leaves = 0;   // 0: units are not cut
   int levels = 2;
-  int sums = 0;             // inputs whose gradient is summed over time
+  int sums = 0;  // inputs whose gradient is summed over time
   bool stream_out = false;
   Reduction reduction[kMaxInputs];
 
-  bool padding = false;     // rows have lanes of no channel
+  bool padding = false;  // rows have lanes of no channel
 
-  std::size_t vector_bytes = 0;    // of one row
-  std::size_t buffer_bytes = 0;    // of one staged operand
-  bool buffered[kOperands] = {};   // operands that need one
-  std::size_t scratch_bytes = 0;   // of one thread
-  std::size_t slot_bytes = 0;      // of one published tile
+  std::size_t vector_bytes = 0;   // of one row
+  std::size_t buffer_bytes = 0;   // of one staged operand
+  bool buffered[kOperands] = {};  // operands that need one
+  std::size_t scratch_bytes = 0;  // of one thread
+  std::size_t slot_bytes = 0;     // of one published tile
   Index items = 0;
   std::size_t offsets_offset = 0;  // (N+1) items before each sequence
   std::size_t flags_offset = 0, slots_offset = 0, sums_offset = 0, total_bytes = 0;
@@ -192,9 +192,12 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   if (threads > 1 && p.sequences > 0) {
     const auto share = [&](Index block) {  // of the threads' time that is put to use
       const Index units = p.sequences * ceil_div(p.channels, block);
-      const double balanced = static_cast<double>(units) / static_cast<double>(round_up(units, threads));
-      const double heaviest = static_cast<double>(longest) * static_cast<double>(std::min(block, p.channels));
-      return std::min(balanced, static_cast<double>(elements) / (static_cast<double>(threads) * heaviest));
+      const double balanced =
+          static_cast<double>(units) / static_cast<double>(round_up(units, threads));
+      const double heaviest =
+          static_cast<double>(longest) * static_cast<double>(std::min(block, p.channels));
+      return std::min(balanced,
+                      static_cast<double>(elements) / (static_cast<double>(threads) * heaviest));
     };
     const Index narrowest = std::max<Index>(kNarrowLaneBytes / scalar, plan.vector_lanes);
     if (plan.group == 0 && !sums_channels) {
@@ -223,8 +226,8 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   plan.stream_out = moved >= static_cast<double>(kStreamBytes);
 
   // Per thread: staged operands, the leaf's vectors, the tree.
-  const Index chunk_steps = std::max<Index>(plan.group > 0 ? kLeafSteps : 0,
-                                            std::min<Index>(plan.chunk_leaves * kLeafSteps, longest));
+  const Index chunk_steps = std::max<Index>(
+      plan.group > 0 ? kLeafSteps : 0, std::min<Index>(plan.chunk_leaves * kLeafSteps, longest));
   const std::size_t rows_staged = static_cast<std::size_t>(chunk_steps + 1);
   plan.buffer_bytes = aligned(rows_staged * plan.vector_bytes);
   plan.padding = plan.group > 0 || p.channels % plan.vector_lanes != 0;
@@ -300,7 +303,8 @@ class Worker {
         plan_(plan),
         kernels_(kernels),
         set_(set),
-        map_kernels_(set.map[static_cast<int>(problem.accumulation) - static_cast<int>(DType::f32)]),
+        map_kernels_(
+            set.map[static_cast<int>(problem.accumulation) - static_cast<int>(DType::f32)]),
         workspace_(workspace),
         plane_(plan.row_lanes),
         row_(plan.row_lanes * plan.planes),
@@ -412,7 +416,8 @@ class Worker {
   };
 
   Tree make_tree(char* scratch) const {
-    const std::size_t tree_bytes = aligned(Tree::bytes_for(plan_.levels, plan_.vector_bytes, plan_.sums));
+    const std::size_t tree_bytes =
+        aligned(Tree::bytes_for(plan_.levels, plan_.vector_bytes, plan_.sums));
     return Tree(map_kernels_, static_cast<int>(plan_.padded), plan_.row_lanes, plan_.vector_bytes,
                 plan_.levels, plan_.sums, scratch + plan_.scratch_bytes - tree_bytes);
   }
@@ -429,8 +434,9 @@ class Worker {
     operand.step = p_.layout.reverse ? -view.stride[1] : view.stride[1];
     operand.lane = view.stride[2];
     char* data = static_cast<char*>(const_cast<void*>(static_cast<const void*>(view.data)));
-    operand.base = data + (span_.row * view.stride[0] + first * view.stride[1] +
-                           channel_ * view.stride[2]) * size;
+    operand.base =
+        data +
+        (span_.row * view.stride[0] + first * view.stride[1] + channel_ * view.stride[2]) * size;
     operand.direct = runs_in_place(p_, plan_, view.dtype, operand.lane);
     any_direct_ = any_direct_ || operand.direct;
   }
@@ -588,7 +594,7 @@ class Worker {
   }
 
   bool reads(int i, Pass pass) const {
-    const unsigned wanted = p_.backward ? p_.backward_inputs
+    const unsigned wanted = p_.backward         ? p_.backward_inputs
                             : pass == Pass::map ? p_.map_inputs
                                                 : (1u << p_.inputs) - 1;
     return ((wanted >> i) & 1u) != 0 && operands_[kIn + i].base != nullptr;
@@ -711,9 +717,9 @@ class Worker {
   Operand checkpoint_operand(Index leaf, Index direction) const {
     Operand o;
     o.dtype = p_.accumulation;
-    o.base = static_cast<char*>(p_.checkpoints.data) +
-             (checkpoint_row(leaf) * p_.channels + channel_) *
-                 static_cast<Index>(size_of(p_.accumulation));
+    o.base =
+        static_cast<char*>(p_.checkpoints.data) + (checkpoint_row(leaf) * p_.channels + channel_) *
+                                                      static_cast<Index>(size_of(p_.accumulation));
     o.lane = direction == 0 ? 1 : direction * p_.channels;
     return o;
   }
@@ -797,7 +803,8 @@ class Worker {
     return sum_pointers_;
   }
 
-  // One leaf, lanes are channels: those of whole vectors in place where arrays allow, the rest staged.
+  // One leaf, lanes are channels: those of whole vectors in place where arrays allow, the rest
+  // staged.
   void run_leaf(Pass pass, Index j) {
     const Index leaf = leaf_at(j);
     stage(pass, leaf);
@@ -818,8 +825,8 @@ class Worker {
     tree_.push(0, map_a_, map_x_, has_reset(leaf), sums(pass));
   }
 
-  // `lanes` whole leaves of one channel side by side, a subtree of the sequence's tree. In a tile of
-  // one group the pass that runs finds what the pass before it staged and merged.
+  // `lanes` whole leaves of one channel side by side, a subtree of the sequence's tree. In a tile
+  // of one group the pass that runs finds what the pass before it staged and merged.
   void run_group(Pass pass, Index j, Index lanes) {
     flush(pass);
     const Index direction = p_.backward ? -1 : 1;
@@ -852,7 +859,8 @@ class Worker {
       map_kernels_.merge_lanes(lane_tree(lanes));
       group_staged_ = j;
       for (int i = 0; i < p_.inputs; ++i) {
-        if (reads(i, pass)) prefetch_group(operands_[kIn + i], step + direction * lanes * kLeafSteps, lanes);
+        if (reads(i, pass))
+          prefetch_group(operands_[kIn + i], step + direction * lanes * kLeafSteps, lanes);
       }
       prefetch_group(operands_[kDy], step + direction * lanes * kLeafSteps, lanes);
       prefetch_group(operands_[kPrevious], step + direction * lanes * kLeafSteps, lanes);
@@ -932,7 +940,8 @@ class Worker {
       const Index time = p_.layout.reverse ? span_.end - 1 - step : span_.begin + step;
       for (int k = 0; k < plan_.planes; ++k) {
         double total = 0;
-        for (Index i = 0; i < lanes_; ++i) total += static_cast<double>(rows[t * row_ + k * plane_ + i]);
+        for (Index i = 0; i < lanes_; ++i)
+          total += static_cast<double>(rows[t * row_ + k * plane_ + i]);
         partial[((span_.row * p_.time + time) * plan_.blocks + block_index_) * plan_.planes + k] =
             static_cast<S>(total);
       }
@@ -975,9 +984,9 @@ class Worker {
     return flag == 2;
   }
 
-  // Publishes the largest complete node that ends with this tile: its own map, merged with the nodes
-  // of earlier tiles wherever the tree closes here. Those tiles were taken before this one, by
-  // threads that publish before they wait for anything else, so the wait ends.
+  // Publishes the largest complete node that ends with this tile: its own map, merged with the
+  // nodes of earlier tiles wherever the tree closes here. Those tiles were taken before this one,
+  // by threads that publish before they wait for anything else, so the wait ends.
   void publish(Index first_item, Index tile) {
     char* a = slot(first_item + tile);
     char* x = a + plan_.vector_bytes;
@@ -996,7 +1005,8 @@ class Worker {
     flags_[first_item + tile].store(cut ? 2 : 1, std::memory_order_release);
   }
 
-  // start_ becomes the state before this tile: the nodes of its number's binary digits, oldest first.
+  // start_ becomes the state before this tile: the nodes of its number's binary digits, oldest
+  // first.
   void look_back(Index first_item, Index tile) {
     Index end = 0;
     for (Index width = Index{1} << 40; width >= 1; width /= 2) {
@@ -1025,8 +1035,8 @@ class Worker {
   Operand operands_[kOperands];
   int sum_input_[kMaxInputs] = {-1, -1, -1, -1, -1, -1, -1, -1};
   char *state_ = nullptr, *map_a_ = nullptr, *map_x_ = nullptr;
-  char *start_ = nullptr;    // the state (or adjoint) before the tile
-  char *initial_ = nullptr;  // h0, in backward too: the state before the first step
+  char* start_ = nullptr;    // the state (or adjoint) before the tile
+  char* initial_ = nullptr;  // h0, in backward too: the state before the first step
   char *carries_ = nullptr, *spare_a_ = nullptr, *spare_x_ = nullptr, *zeros_ = nullptr;
   char* sum_[kMaxInputs] = {};
   void* sum_pointers_[kMaxInputs] = {};
@@ -1041,7 +1051,7 @@ class Worker {
   Index reset_step_ = 0;
   // What the buffers hold.
   Index staged_ = -1, chunk_step_ = 0, chunk_steps_ = 0;
-  Index group_staged_ = -1;  // place of the group whose inputs and tree they hold
+  Index group_staged_ = -1;               // place of the group whose inputs and tree they hold
   Index first_leaf_ = 0, last_leaf_ = 0;  // of the leaves being processed
 };
 
@@ -1083,8 +1093,8 @@ void work(void* context, int thread) {
 #endif
 }
 
-// Sums partial gradients into din: over sequences or batch, and over channels or their blocks, in the
-// order of the indices and in double precision.
+// Sums partial gradients into din: over sequences or batch, and over channels or their blocks, in
+// the order of the indices and in double precision.
 template <class S>
 void reduce_partial(const Problem& p, const Plan& plan, const InstructionSet& set, int input,
                     const char* workspace) {
@@ -1110,10 +1120,11 @@ void reduce_partial(const Problem& p, const Plan& plan, const InstructionSet& se
           }
           total[k] = static_cast<S>(sum);
         }
-        const Index at = (b / row_sum) * din.stride[0] + t * din.stride[1] + (d / channel_sum) * din.stride[2];
-        TransferArgs g{1, 1, total,
-                       static_cast<char*>(din.data) + at * static_cast<Index>(size_of(din.dtype)),
-                       0, 0, 0, 1};
+        const Index at =
+            (b / row_sum) * din.stride[0] + t * din.stride[1] + (d / channel_sum) * din.stride[2];
+        TransferArgs g{
+            1, 1, total, static_cast<char*>(din.data) + at * static_cast<Index>(size_of(din.dtype)),
+            0, 0, 0,     1};
         set.store[static_cast<int>(din.dtype)](g);
       }
     }
@@ -1126,9 +1137,11 @@ void zero_fill(const Array<3>& array, const InstructionSet& set) {
     for (Index t = 0; t < array.shape[1]; ++t) {
       for (Index d = 0; d < array.shape[2]; ++d) {
         const Index at = b * array.stride[0] + t * array.stride[1] + d * array.stride[2];
-        TransferArgs g{1, 1, zero,
-                       static_cast<char*>(array.data) + at * static_cast<Index>(size_of(array.dtype)),
-                       0, 0, 0, 1};
+        TransferArgs g{
+            1,    1,
+            zero, static_cast<char*>(array.data) + at * static_cast<Index>(size_of(array.dtype)),
+            0,    0,
+            0,    1};
         set.store[static_cast<int>(array.dtype)](g);
       }
     }

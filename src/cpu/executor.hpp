@@ -12,8 +12,8 @@ std::size_t workspace_bytes(const Problem& problem, const CellKernels& cell);
 void execute(const Problem& problem, const CellKernels& cell, const InstructionSet& set,
              Workspace workspace);
 
-/// A sequence's block of channels, as an observed run enters it. Vectors hold the accumulation type's
-/// scalars of `channels` lanes, imaginary parts `plane` scalars after the real ones.
+/// A sequence's block of channels, as an observed run enters it. Vectors hold the accumulation
+/// type's scalars of `channels` lanes, imaginary parts `plane` scalars after the real ones.
 struct Unit {
   std::int64_t sequence, row, begin, end;
   std::int64_t first_channel, channels;

@@ -3,8 +3,8 @@
 // and the transfers between the caller's arrays and the kernels' rows. Plain structs and function
 // pointers, so that code built for one instruction set shares nothing with the rest.
 //
-// A kernel works on `lanes` lanes side by side, each with a state of its own. A row holds one step of
-// all lanes, in the accumulation type; complex rows hold the real parts, then, `plane` scalars
+// A kernel works on `lanes` lanes side by side, each with a state of its own. A row holds one step
+// of all lanes, in the accumulation type; complex rows hold the real parts, then, `plane` scalars
 // later, the imaginary ones. What a lane is, a channel or a segment of time, the executor decides.
 #pragma once
 
@@ -49,7 +49,7 @@ struct LeafArgs {
   ConstRows c;                    ///< row t: state after step t, where the cell needs it
   ConstRows dy;
   Rows din[kMaxInputs];
-  void* sum[kMaxInputs];    ///< (lanes) written: din summed over the leaf; null: not wanted
+  void* sum[kMaxInputs];  ///< (lanes) written: din summed over the leaf; null: not wanted
 };
 
 struct CellKernels {
@@ -61,14 +61,14 @@ struct CellKernels {
   void (*run_backward)(const LeafArgs&);
 };
 
-/// The merge tree over lanes that are consecutive segments of time. Level l's lanes / 2^l maps lie in
-/// rows 2 l (a) and 2 l + 1 (x) of `levels`; level 0 is given.
+/// The merge tree over lanes that are consecutive segments of time. Level l's lanes / 2^l maps lie
+/// in rows 2 l (a) and 2 l + 1 (x) of `levels`; level 0 is given.
 struct LaneTree {
   int lanes = 0;
   std::ptrdiff_t plane = 0;
   void* levels = nullptr;
-  std::ptrdiff_t row = 0;     ///< scalars from one row of `levels` to the next
-  void* states = nullptr;     ///< (lanes) lane 0 holds the state before all; written
+  std::ptrdiff_t row = 0;  ///< scalars from one row of `levels` to the next
+  void* states = nullptr;  ///< (lanes) lane 0 holds the state before all; written
 };
 
 /// Arithmetic on vectors of `lanes` lanes of one accumulation type.

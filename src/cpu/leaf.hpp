@@ -53,8 +53,8 @@ struct Leaf {
     }
   }
 
-  /// What a lane carries through a leaf. Forward `state` is c; backward it is the adjoint that flows
-  /// into the step from later ones. (a, x) is the map composed so far.
+  /// What a lane carries through a leaf. Forward `state` is c; backward it is the adjoint that
+  /// flows into the step from later ones. (a, x) is the map composed so far.
   struct Carry {
     R state, a, x;
   };
@@ -182,10 +182,11 @@ struct Leaf {
     }
   }
 
-  /// More lanes than registers hold: row by row, and each row in the direction that rows go, so that
-  /// memory is walked from one end to the other. What lanes carry rests in the caches. (Taking several
-  /// rows a sweep saves its loads and stores but breaks the one long stream that prefetching needs:
-  /// 17.9 ms against 13.2 at (8,4096,1024) fp32 forward on one core, where streaming takes 10.9.)
+  /// More lanes than registers hold: row by row, and each row in the direction that rows go, so
+  /// that memory is walked from one end to the other. What lanes carry rests in the caches. (Taking
+  /// several rows a sweep saves its loads and stores but breaks the one long stream that
+  /// prefetching needs: 17.9 ms against 13.2 at (8,4096,1024) fp32 forward on one core, where
+  /// streaming takes 10.9.)
   template <class Step>
   static SCANRNN_HD void wide(const LeafArgs& g) {
     const Cell cell = *static_cast<const Cell*>(g.cell);
@@ -226,7 +227,8 @@ struct Leaf {
 
   template <class Step>
   static void kernel(const LeafArgs& args) {
-    // A copy whose address goes nowhere: stores into rows can't change it, so it stays in registers.
+    // A copy whose address goes nowhere: stores into rows can't change it, so it stays in
+    // registers.
     const LeafArgs g = args;
     constexpr int block = kBlock * Reg::lanes;
     if (g.lanes > block && !g.resident) return wide<Step>(g);
@@ -237,8 +239,12 @@ struct Leaf {
   }
 
   static CellKernels kernels() {
-    return {Reg::lanes, kernel<MapStep>, kernel<RunStep>, Cell::state_is_output ? nullptr : kernel<StatesStep>,
-            kernel<MapBackwardStep>, kernel<RunBackwardStep>};
+    return {Reg::lanes,
+            kernel<MapStep>,
+            kernel<RunStep>,
+            Cell::state_is_output ? nullptr : kernel<StatesStep>,
+            kernel<MapBackwardStep>,
+            kernel<RunBackwardStep>};
   }
 };
 
@@ -276,7 +282,8 @@ struct Maps {
   static void add(int lanes, std::ptrdiff_t plane, const void* earlier, void* sum) {
     for (int i = 0; i < lanes; i += Reg::lanes) {
       S* target = static_cast<S*>(sum) + i;
-      const R total = Reg::load(static_cast<const S*>(earlier) + i, plane) + Reg::load(target, plane);
+      const R total =
+          Reg::load(static_cast<const S*>(earlier) + i, plane) + Reg::load(target, plane);
       Reg::store(target, plane, total);
     }
   }

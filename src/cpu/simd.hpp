@@ -4,7 +4,8 @@
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC's own AVX-512 intrinsics pass an undefined operand on purpose, and it warns of it when inlined.
+// GCC's own AVX-512 intrinsics pass an undefined operand on purpose, and it warns of it when
+// inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
@@ -152,7 +153,7 @@ SCANRNN_HD Vec<S> select(const Mask<S>& mask, const Vec<S>& yes, const Vec<S>& n
 template <class S>
 SCANRNN_HD Mask<S> annihilates(const Vec<S>& gain, const Vec<S>& state) {
   const typename Vec<S>::Raw zero = {};
-  return {(state.v == zero) & (gain.v == gain.v) & ((gain.v - gain.v) != zero)};
+  return {(state.v == zero) & ((gain.v - gain.v) != zero)};
 }
 template <class S>
 SCANRNN_HD Mask<S> annihilates(const Complex<Vec<S>>& gain, const Complex<Vec<S>>& state) {
@@ -187,13 +188,13 @@ struct ExpConstants<double> {
   static constexpr double lowest = -746.0;
 };
 
-/// exp(v) = 2^k (1 + p) for v <= 0: v = k ln 2 + r with |r| <= ln 2 / 2, and p = exp(r) - 1 from its
-/// Taylor series, whose first dropped term is below a quarter of an ulp of r.
+/// exp(v) = 2^k (1 + p) for v <= 0: v = k ln 2 + r with |r| <= ln 2 / 2, and p = exp(r) - 1 from
+/// its Taylor series, whose first dropped term is below a quarter of an ulp of r.
 template <class S>
 struct SplitExp {
   Vec<S> p;
-  Vec<S> scale_half;   // 2^(k/2), rounded towards zero
-  Vec<S> scale_rest;   // 2^(k - k/2): two factors reach the subnormal numbers
+  Vec<S> scale_half;  // 2^(k/2), rounded towards zero
+  Vec<S> scale_rest;  // 2^(k - k/2): two factors reach the subnormal numbers
 };
 
 template <class S>
@@ -317,16 +318,16 @@ constexpr int alternate_parts(int i) {
 
 }  // namespace shuffle
 
-#define SCANRNN_SHUFFLE(name, index)                                                        \
-  template <class S, int... I>                                                              \
+#define SCANRNN_SHUFFLE(name, index)                                                           \
+  template <class S, int... I>                                                                 \
   SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q, std::integer_sequence<int, I...>) { \
-    constexpr int n = Vec<S>::lanes;                                                        \
-    (void)n;                                                                                \
-    return {__builtin_shufflevector(p.v, q.v, index(I)...)};                                \
-  }                                                                                         \
-  template <class S>                                                                        \
-  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q) {                                \
-    return name(p, q, std::make_integer_sequence<int, Vec<S>::lanes>());                    \
+    constexpr int n = Vec<S>::lanes;                                                           \
+    (void)n;                                                                                   \
+    return {__builtin_shufflevector(p.v, q.v, index(I)...)};                                   \
+  }                                                                                            \
+  template <class S>                                                                           \
+  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q) {                                   \
+    return name(p, q, std::make_integer_sequence<int, Vec<S>::lanes>());                       \
   }
 SCANRNN_SHUFFLE(interleave_low, shuffle::Interleaved::low<n>)
 SCANRNN_SHUFFLE(interleave_high, shuffle::Interleaved::high<n>)
@@ -334,16 +335,16 @@ SCANRNN_SHUFFLE(even_lanes, shuffle::even<n>)
 SCANRNN_SHUFFLE(odd_lanes, shuffle::odd<n>)
 #undef SCANRNN_SHUFFLE
 
-#define SCANRNN_SHUFFLE(name, ...)                                                          \
-  template <bool High, class S, int... I>                                                   \
+#define SCANRNN_SHUFFLE(name, ...)                                                             \
+  template <bool High, class S, int... I>                                                      \
   SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q, std::integer_sequence<int, I...>) { \
-    constexpr int n = Vec<S>::lanes;                                                        \
-    constexpr int part = kPartLanes<S>;                                                     \
-    return {__builtin_shufflevector(p.v, q.v, (__VA_ARGS__(I))...)};                        \
-  }                                                                                         \
-  template <bool High, class S>                                                             \
-  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q) {                                \
-    return name<High>(p, q, std::make_integer_sequence<int, Vec<S>::lanes>());              \
+    constexpr int n = Vec<S>::lanes;                                                           \
+    constexpr int part = kPartLanes<S>;                                                        \
+    return {__builtin_shufflevector(p.v, q.v, (__VA_ARGS__(I))...)};                           \
+  }                                                                                            \
+  template <bool High, class S>                                                                \
+  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q) {                                   \
+    return name<High>(p, q, std::make_integer_sequence<int, Vec<S>::lanes>());                 \
   }
 SCANRNN_SHUFFLE(interleave_singles, shuffle::within_part<n, part, 1, High>)
 SCANRNN_SHUFFLE(interleave_pairs, shuffle::within_part<n, part, 2, High>)
@@ -372,8 +373,10 @@ SCANRNN_HD Complex<Vec<S>> interleave_high(const Complex<Vec<S>>& p, const Compl
 template <class S>
 SCANRNN_HD void transpose_within_parts(Vec<S>* r) {
   if constexpr (kPartLanes<S> == 4) {
-    const Vec<S> a = interleave_singles<false>(r[0], r[1]), b = interleave_singles<true>(r[0], r[1]);
-    const Vec<S> c = interleave_singles<false>(r[2], r[3]), d = interleave_singles<true>(r[2], r[3]);
+    const Vec<S> a = interleave_singles<false>(r[0], r[1]),
+                 b = interleave_singles<true>(r[0], r[1]);
+    const Vec<S> c = interleave_singles<false>(r[2], r[3]),
+                 d = interleave_singles<true>(r[2], r[3]);
     r[0] = interleave_pairs<false>(a, c);
     r[1] = interleave_pairs<true>(a, c);
     r[2] = interleave_pairs<false>(b, d);
@@ -413,8 +416,8 @@ SCANRNN_HD void transpose(Vec<S>* r) {
   for (int i = 0; i < n; ++i) r[i] = out[i];
 }
 
-/// Loads the square whose row i is at p + i * stride and transposes it: parts come from memory where
-/// they belong, which spares the shuffles that move them.
+/// Loads the square whose row i is at p + i * stride and transposes it: parts come from memory
+/// where they belong, which spares the shuffles that move them.
 template <class S>
 SCANRNN_HD void load_transposed(const S* p, std::ptrdiff_t stride, Vec<S>* r) {
   constexpr int n = Vec<S>::lanes;
@@ -487,8 +490,7 @@ struct Register<Complex<Vec<S>>> {
     SCANRNN_ISA::store(row, r.re);
     SCANRNN_ISA::store(row + plane, r.im);
   }
-  static SCANRNN_HD void store_past_cache(S* row, std::ptrdiff_t plane,
-                                          const Complex<Vec<S>>& r) {
+  static SCANRNN_HD void store_past_cache(S* row, std::ptrdiff_t plane, const Complex<Vec<S>>& r) {
     store(row, plane, r);
   }
 };

@@ -88,8 +88,7 @@ class Tracer : public cpu::UnitObserver {
     report(-1, index, 1, nullptr, a, x);
   }
 
-  void merged(int level, Index index, const void* x_before, const void* a,
-              const void* x) override {
+  void merged(int level, Index index, const void* x_before, const void* a, const void* x) override {
     report(level, index, Index{2} << level, x_before, a, x);
   }
 
@@ -100,7 +99,8 @@ class Tracer : public cpu::UnitObserver {
       return Value(scalars[d], imaginary ? scalars[unit_.plane + d] : 0);
     };
     const bool single = p_.accumulation == DType::f32 || p_.accumulation == DType::c64;
-    return single ? read(static_cast<const float*>(vector)) : read(static_cast<const double*>(vector));
+    return single ? read(static_cast<const float*>(vector))
+                  : read(static_cast<const double*>(vector));
   }
 
   // The segment of `leaves` leaves that ends with leaf `index`.

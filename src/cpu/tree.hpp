@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The merge tree over the leaves of one sequence, for all lanes of a block at once.
 //
-// It is a binary counter: after i leaves, level l holds the map of 2^l leaves iff bit l of i is set,
-// and a new leaf merges with the levels that its carry ripples through. So every map is merged in the
-// same bracketing, which the number of leaves alone determines, however leaves are spread over
-// threads. The state after i leaves is the held maps applied to the start, oldest first; all but the
-// last application is remembered from earlier leaves.
+// It is a binary counter: after i leaves, level l holds the map of 2^l leaves iff bit l of i is
+// set, and a new leaf merges with the levels that its carry ripples through. So every map is merged
+// in the same bracketing, which the number of leaves alone determines, however leaves are spread
+// over threads. The state after i leaves is the held maps applied to the start, oldest first; all
+// but the last application is remembered from earlier leaves.
 #pragma once
 
 #include <cstring>

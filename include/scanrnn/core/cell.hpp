@@ -3,8 +3,8 @@
 //
 // A cell is the mathematics of one step of one channel, written once, over any register type R
 // (float, double, Complex of them, or a backend's SIMD vectors). Executors supply the loops, the
-// merge tree, the layouts and the dtypes; a cell supplies these members. cells/sru.hpp is the worked
-// example: read it beside this list.
+// merge tree, the layouts and the dtypes; a cell supplies these members. cells/sru.hpp is the
+// worked example: read it beside this list.
 //
 //   static constexpr int inputs;                arrays that a step reads, in the order of `in`
 //   static constexpr unsigned map_inputs;       bit i: `step` reads in[i]
@@ -18,8 +18,8 @@
 //   R output_adjoint(in, c, dy)                 d(output)/dc applied to dy
 //   void pullback(in, c_prev, c, dy, g, din)    gradients of every input, g = dL/dc_t in full
 //
-// `in` is R[inputs]. An input that is constant over time or batch (a bias) is an ordinary input with
-// stride 0: the executor sums its gradient over the axes it is broadcast over.
+// `in` is R[inputs]. An input that is constant over time or batch (a bias) is an ordinary input
+// with stride 0: the executor sums its gradient over the axes it is broadcast over.
 #pragma once
 
 #include "scanrnn/core/affine.hpp"

@@ -63,8 +63,7 @@ SCANRNN_HD Half to_half(float value) {
   // own rounding with it.
   const std::uint32_t subnormal =
       detail::float_to_bits(detail::bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
-  const std::uint32_t normal =
-      (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  const std::uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
   const std::uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
   const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
   const std::uint32_t result = magnitude >= 0x47800000u ? special : finite;

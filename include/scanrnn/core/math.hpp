@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scalar functions that cells are written in. A backend overloads the same names for its vector
-// types (see src/cpu/simd.hpp), so cell code is found by argument-dependent lookup and written once.
+// types (see src/cpu/simd.hpp), so cell code is found by argument-dependent lookup and written
+// once.
 #pragma once
 
 #include <cmath>
@@ -28,10 +29,12 @@ SCANRNN_HD Complex<T> product(const Complex<T>& a, const Complex<T>& b) {
 }
 
 /// Whether the product of `gain` and `state` must be taken as zero: the state is exactly zero and
-/// the gain, a product of many factors, has overflowed. Step by step the state would have stayed 0.
+/// the gain, a product of many factors, has overflowed (or met a zero after it did). Step by step
+/// the state would have stayed 0. A factor that is itself NaN or infinite shows in the map's x all
+/// the same.
 template <class T>
 SCANRNN_HD bool annihilates(T gain, T state) {
-  return state == T(0) && gain == gain && gain - gain != T(0);
+  return state == T(0) && gain - gain != T(0);
 }
 
 template <class T>

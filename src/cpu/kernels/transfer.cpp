@@ -85,8 +85,8 @@ SCANRNN_HD void store_contiguous(double* p, const Vec<double>& r) {
 #if defined(__AVX512F__)
 template <>
 SCANRNN_HD Vec<float> load_contiguous(const Half* p) {
-  return {(Vec<float>::Raw)_mm512_cvtph_ps(
-      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  return {
+      (Vec<float>::Raw)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 template <>
 SCANRNN_HD void store_contiguous(Half* p, const Vec<float>& r) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The diagonal linear recurrence itself: h_t = a_t h_{t-1} + x_t, real or complex.
 // Backward: g_t = dh_t + conj(a_{t+1}) g_{t+1},  da_t = g_t conj(h_{t-1}),  dx_t = g_t
-// (Martin & Cundy 2018, "Parallelizing linear recurrent neural nets over sequence length", eq. 9-11).
+// (Martin & Cundy 2018, "Parallelizing linear recurrent neural nets over sequence length", eq.
+// 9-11).
 #pragma once
 
 #include "scanrnn/core/cell.hpp"
