@@ -1,5 +1,6 @@
 """What the tests of `scanrnn.jax` share: cases, comparisons, two fixtures."""
 
+import re
 from functools import partial
 
 import jax
@@ -89,6 +90,12 @@ def stacked(f, in_axes, arrays, size=3):
         ]
 
     return jax.tree.map(lambda *v: jnp.stack(v), *(f(*example(i)) for i in range(size)))
+
+
+def kernels(f, *arrays):
+    """Names of the core's kernels that a compiled function calls, sorted."""
+    text = jax.jit(f).lower(*arrays).compile().as_text()
+    return sorted(re.findall(r'custom_call_target="scanrnn_(\w+)"', text))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from jax_helpers import (
     assert_close,
     batched,
     gates,
+    kernels,
     mesh,  # noqa: F401
     sizes,
     stacked,
@@ -405,7 +406,7 @@ def scalar(options):
     return loss
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["plain", "left-reverse", "packed-reverse", "packed-reset"])
 def test_derivatives_in_both_modes(rng, name):
     arrays, options = small(rng, name)
     check_grads(jax.jit(scalar(options)), arrays, 2, ["fwd", "rev"], atol=1e-5, rtol=1e-5)
@@ -443,8 +444,7 @@ def test_derivatives_of_complex_scans(rng):
 
 
 def test_jacobians_agree(rng):
-    for name in ("plain", "reset-reverse-lengths", "packed-reset"):
-        arrays, options = small(rng, name)
+    for arrays, options in (small(rng, name) for name in SMALL):
         run = partial(srj.scan, return_final=True, **options)
         forward = jax.jit(jax.jacfwd(run, (0, 1, 2)))(*arrays)
         backward = jax.jit(jax.jacrev(run, (0, 1, 2)))(*arrays)
@@ -495,6 +495,19 @@ def test_gradient_penalty(rng):
     check_grads(penalty, (0.7,), 2, ["fwd", "rev"], atol=1e-5, rtol=1e-5)
 
 
+def test_gradient_is_two_kernels(rng):
+    arrays, options = small(rng, "packed-reset")
+    loss = scalar(options)
+    assert kernels(jax.grad(loss, (0, 1, 2)), *arrays) == ["scan_backward", "scan_forward"]
+    many = [np.stack([v, v]) for v in arrays]
+    per_example = jax.vmap(jax.grad(loss, (0, 1, 2)))
+    assert kernels(per_example, *many) == ["scan_backward", "scan_forward"]
+    # All that is kept for it is a, h and h0.
+    (a, x, h0), _ = problem(rng, "plain")
+    _, pullback = jax.vjp(srj.scan, a, x, h0)
+    assert sum(v.size for v in jax.tree.leaves(pullback)) == a.size + x.size + h0.size
+
+
 BATCHES = {
     "all": (0, 0, 0),
     "x": (None, 0, None),
@@ -505,10 +518,12 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("in_axes", BATCHES.values(), ids=BATCHES.keys())
-@pytest.mark.parametrize("name", ["plain", "left-reverse", "packed-reset"])
-def test_vmap(rng, name, in_axes):
-    arrays, options = small(rng, name)
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [*itertools.product(["plain", "packed-reset"], BATCHES), ("left-reverse", "last")],
+)
+def test_vmap(rng, name, batch):
+    (arrays, options), in_axes = small(rng, name), BATCHES[batch]
     many = [batched(rng, v, d) for v, d in zip(arrays, in_axes, strict=True)]
     run = jax.jit(partial(srj.scan, return_final=True, **options))
     got = jax.vmap(run, in_axes)(*many)
@@ -526,13 +541,19 @@ def test_vmap(rng, name, in_axes):
     assert_close(jax.jvp(total, many, many)[1], sum(map(np.vdot, summed, many)), 1e-9)
 
 
-@pytest.mark.parametrize("shape", [(1, 6, 2), (2, 1, 1), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("plain", (1, 6, 2)),
+        ("plain", (2, 1, 1)),
+        ("plain", (1, 1, 1)),
+        ("packed", (1, 6, 1)),
+        ("packed", (1, 1, 2)),
+    ],
+)
 @pytest.mark.parametrize("axis", [0, None])
-@pytest.mark.parametrize("packed", [False, True])
-def test_vmap_with_a_broadcast_gate(rng, shape, axis, packed):
-    if packed and shape[0] != 1:
-        pytest.skip("packed sequences have a batch size of 1")
-    (_, x, h0), options = small(rng, "packed" if packed else "plain")
+def test_vmap_with_a_broadcast_gate(rng, name, shape, axis):
+    (_, x, h0), options = small(rng, name)
     arrays = (rng.uniform(0.2, 0.9, shape), x, h0)
     in_axes = (axis, 0, None)
     many = [batched(rng, v, d) for v, d in zip(arrays, in_axes, strict=True)]
@@ -860,3 +881,8 @@ def test_needs_jax_and_its_handlers(run_python):
         "except RuntimeError as error: print(error)\n"
     )
     assert "compiled without XLA's headers" in text
+
+
+def test_platforms_without_kernels():
+    with pytest.raises(NotImplementedError, match="this build has no kernel for cuda"):
+        jax.jit(srj.scan).trace(X, X).lower(lowering_platforms=("cuda",))

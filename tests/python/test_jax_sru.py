@@ -20,6 +20,7 @@ from jax_helpers import (
     SMALL,
     assert_close,
     batched,
+    kernels,
     mesh,  # noqa: F401
     sizes,
     stacked,
@@ -244,6 +245,18 @@ def test_linearize_and_transpose(rng):
     )
 
 
+def test_gradient_is_two_kernels(rng):
+    arrays, options = small(rng, "reset")
+    gradient = jax.grad(scalar(**options), EVERY)
+    assert kernels(gradient, *arrays) == ["sru_backward", "sru_forward"]
+    # Batched, the checkpoints are made by what XLA finds to be the same call.
+    many = [np.stack([v, v]) if v.ndim > 1 else v for v in arrays]
+    per_example = jax.vmap(
+        jax.grad(scalar(**options), (0, 1, 2, 3, 6)), [0 if v.ndim > 1 else None for v in arrays]
+    )
+    assert kernels(per_example, *many) == ["sru_backward", "sru_forward"]
+
+
 BATCHES = {
     "inputs": (0, 0, 0, 0, None, None, None),
     "parameters": (None, None, None, None, 0, 0, None),
@@ -253,10 +266,12 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("in_axes", BATCHES.values(), ids=BATCHES.keys())
-@pytest.mark.parametrize("name", ["plain", "left-reverse", "packed-reset"])
-def test_vmap(rng, name, in_axes):
-    arrays, options = small(rng, name)
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [*itertools.product(["plain", "packed-reset"], BATCHES), ("left-reverse", "all")],
+)
+def test_vmap(rng, name, batch):
+    (arrays, options), in_axes = small(rng, name), BATCHES[batch]
     many = [batched(rng, v, d) for v, d in zip(arrays, in_axes, strict=True)]
     run = jax.jit(partial(srj.sru, return_final=True, activation="tanh", **options))
     assert_close(jax.vmap(run, in_axes)(*many), stacked(run, in_axes, many))

@@ -278,6 +278,11 @@ class Steps:
 # ---- Batching ------------------------------------------------------------------------------------
 
 
+def _example(x: Array, dim: int | None) -> tuple[int, ...]:
+    """The shape of one example."""
+    return x.shape if dim is None else x.shape[:dim] + x.shape[dim + 1 :]
+
+
 def _merge(x: Array, dim: int | None, size: int, axis: int, target: int | None) -> Array:
     """Merge a batch axis into an axis of the operand, first broadcast to `target` if given."""
     x = jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
@@ -324,7 +329,7 @@ def _batch(
     operands, dims, roles = list(operands), list(dims), list(roles)
     shapes = []
     for i, (x, d) in enumerate(zip(operands, dims, strict=True)):
-        shape = x.shape if d is None else x.shape[:d] + x.shape[d + 1 :]
+        shape = _example(x, d)
         if not roles[i] or shape == (0,):
             operands[i], dims[i], roles[i] = absent(), None, ""
         shapes.append(shape)
@@ -437,27 +442,28 @@ class Cell:
 
     # What the results are
 
-    def _state_aval(self, main: Any, index: Any, options: Options) -> Any:
-        batch, _, channels = main.shape
-        sequences = index.shape[0] - 1 if options.packed else batch
-        return _aval(main, (sequences, channels), ACCUMULATION[main.dtype])
+    def _shapes(
+        self, main: Sequence[int], index: Sequence[int], options: Options
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Shapes of the states and of the checkpoints, from those of two operands."""
+        batch, time, channels = main
+        sequences = index[0] - 1 if options.packed else batch
+        rows = self.checkpoint_rows(batch, time, sequences) if self.checkpoint_rows else 0
+        return (sequences, channels), (rows, channels)
 
     def _forward_avals(self, *avals: Any, options: Options, save: bool) -> list[Any]:
         main = avals[self.main]
-        batch, time, channels = main.shape
-        final = self._state_aval(main, avals[-2], options)
-        results = [_aval(main, main.shape, main.dtype), final]
+        states, checkpoints = self._shapes(main.shape, avals[-2].shape, options)
+        results = [
+            _aval(main, main.shape, main.dtype),
+            _aval(main, states, ACCUMULATION[main.dtype]),
+        ]
         if save and self.checkpoint_rows is not None:
-            rows = self.checkpoint_rows(batch, time, final.shape[0])
-            results.append(_aval(main, (rows, channels), final.dtype))
+            results.append(_aval(main, checkpoints, ACCUMULATION[main.dtype]))
         return results
 
     def _tangent_avals(self, *avals: Any, options: Options) -> list[Any]:
-        main = avals[self.main]
-        return [
-            _aval(main, main.shape, main.dtype),
-            self._state_aval(main, avals[-2], options),
-        ]
+        return self._forward_avals(*avals, options=options, save=False)
 
     def _backward_avals(self, *avals: Any, options: Options, wanted: tuple[bool, ...]) -> list[Any]:
         return [
@@ -543,19 +549,18 @@ class Cell:
     def _forward_batch(
         self, operands: Arrays, dims: Dims, *, options: Options, save: bool
     ) -> tuple[list[Array], list[int | None]]:
-        call = functools.partial(bind, self.forward_p, options=options, save=False)
+        def call(*merged: Array) -> list[Array]:
+            return bind(self.forward_p, *merged, options=options, save=save)[:2]
+
         results, out = _batch(
             call, operands, dims, (*self.roles, "b", "bt"), ("btd", "bd"), options
         )
         if save and self.checkpoint_rows is not None:
             # Checkpoints of the merged call can't be told apart. These are a stand-in: the rules
             # below make new ones.
-            avals = [
-                jax.typeof(x) if d is None else core.mapped_aval(x.shape[d], d, jax.typeof(x))
-                for x, d in zip(operands, dims, strict=True)
-            ]
-            checkpoints = self._forward_avals(*avals, options=options, save=True)[2]
-            results.append(jnp.zeros(checkpoints.shape, checkpoints.dtype))
+            main, index = (_example(operands[i], dims[i]) for i in (self.main, -2))
+            _, checkpoints = self._shapes(main, index, options)
+            results.append(jnp.zeros(checkpoints, results[1].dtype))
             out.append(None)
         return results, out
 
