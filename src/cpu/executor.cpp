@@ -245,7 +245,7 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   plan.buffered[kStates] = plan.group > 0 || (p.backward && !p.state_is_output);
   const std::size_t buffers =
       static_cast<std::size_t>(std::count(plan.buffered, plan.buffered + kOperands, true));
-  const std::size_t vectors = 9 + kMaxInputs;
+  const std::size_t vectors = 10 + kMaxInputs;
   plan.scratch_bytes = buffers * plan.buffer_bytes + vectors * aligned(plan.vector_bytes) +
                        aligned(Tree::bytes_for(plan.levels, plan.vector_bytes, plan.sums));
 
@@ -331,6 +331,7 @@ class Worker {
     spare_a_ = vector();
     spare_x_ = vector();
     zeros_ = vector();
+    sink_ = vector();
     std::memset(zeros_, 0, plan.vector_bytes);
     for (int s = 0; s < plan_.sums; ++s) sum_[s] = vector();
     flags_ = reinterpret_cast<std::atomic<std::uint32_t>*>(workspace_ + plan_.flags_offset);
@@ -693,14 +694,20 @@ class Worker {
                 lane * static_cast<Index>(plan_.scalar),
             row_};
   }
+  // The same for an array that is written; one that isn't wanted has a row to throw away.
   Rows output_rows(const Operand& o, Index step, Index lane, bool in_place) const {
-    if (o.base == nullptr) return {};
+    if (o.base == nullptr) return {sink_, 0};
     const ConstRows rows = rows_of(o, step, lane, in_place);
+    return {const_cast<void*>(rows.data), rows.stride};
+  }
+
+  // Whether the rows that a leaf writes are all of the kind that stores past the caches take.
+  bool goes_past_cache(const Operand& o, Index step) const {
+    if (o.base == nullptr) return true;
+    const Rows rows = output_rows(o, step, 0, true);
     const std::size_t bytes = static_cast<std::size_t>(plan_.vector_lanes) * plan_.scalar;
-    const bool aligned_rows = reinterpret_cast<std::uintptr_t>(rows.data) % bytes == 0 &&
-                              rows.stride % plan_.vector_lanes == 0;
-    return {const_cast<void*>(rows.data), rows.stride,
-            plan_.stream_out && o.direct && in_place && aligned_rows};
+    return o.direct && reinterpret_cast<std::uintptr_t>(rows.data) % bytes == 0 &&
+           rows.stride % plan_.vector_lanes == 0;
   }
 
   static char* at_lane(char* vector, Index lane, std::size_t scalar) {
@@ -742,6 +749,7 @@ class Worker {
     g.map_x = at_lane(map_x_, lane, plan_.scalar);
     if (!p_.backward) {
       g.out = output_rows(operands_[kOut], step, lane, in_place);
+      g.past_cache = plan_.stream_out && in_place && goes_past_cache(operands_[kOut], step);
       return g;
     }
     g.dy = rows_of(operands_[kDy], step, lane, in_place);
@@ -764,6 +772,8 @@ class Worker {
     }
     for (int i = 0; i < p_.inputs; ++i) {
       g.din[i] = output_rows(operands_[kDin + i], step, lane, in_place);
+      g.past_cache = (i == 0 ? plan_.stream_out && in_place : g.past_cache) &&
+                     goes_past_cache(operands_[kDin + i], step);
       g.sum[i] = sum_input_[i] < 0 ? nullptr : at_lane(sum_[sum_input_[i]], lane, plan_.scalar);
     }
     return g;
@@ -1038,6 +1048,7 @@ class Worker {
   char* start_ = nullptr;    // the state (or adjoint) before the tile
   char* initial_ = nullptr;  // h0, in backward too: the state before the first step
   char *carries_ = nullptr, *spare_a_ = nullptr, *spare_x_ = nullptr, *zeros_ = nullptr;
+  char* sink_ = nullptr;
   char* sum_[kMaxInputs] = {};
   void* sum_pointers_[kMaxInputs] = {};
   std::atomic<std::uint32_t>* flags_ = nullptr;

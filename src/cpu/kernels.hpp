@@ -22,9 +22,8 @@ struct ConstRows {
 };
 
 struct Rows {
-  void* data = nullptr;  ///< null: not stored
+  void* data = nullptr;
   std::ptrdiff_t stride = 0;
-  bool past_cache = false;  ///< rows are aligned to vectors and too many to be worth caching
 };
 
 /// One leaf: at most kLeafSteps steps of `lanes` lanes (a multiple of the kernel's vector width).
@@ -35,6 +34,8 @@ struct LeafArgs {
   std::ptrdiff_t plane = 0;
   /// Every row lies in the caches: kernels need not walk memory in its own order.
   bool resident = false;
+  /// Every row that is written is aligned to vectors and one of too many to be worth caching.
+  bool past_cache = false;
   ConstRows in[kMaxInputs];
   const std::uint8_t* reset = nullptr;  ///< one flag a step, or null
   std::ptrdiff_t reset_stride = 0;
@@ -48,7 +49,7 @@ struct LeafArgs {
   ConstRows c_prev;               ///< row t: state before step t, read for t >= 1
   ConstRows c;                    ///< row t: state after step t, where the cell needs it
   ConstRows dy;
-  Rows din[kMaxInputs];
+  Rows din[kMaxInputs];   ///< a gradient that isn't wanted goes to one row, again and again
   void* sum[kMaxInputs];  ///< (lanes) written: din summed over the leaf; null: not wanted
 };
 

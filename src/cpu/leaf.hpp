@@ -26,12 +26,11 @@ struct Leaf {
     return static_cast<S*>(rows.data) + t * rows.stride + lane;
   }
 
-  static SCANRNN_HD void write(const Rows& rows, int t, int lane, std::ptrdiff_t plane,
-                               const R& r) {
-    if (rows.past_cache) {
-      Reg::store_past_cache(row(rows, t, lane), plane, r);
+  static SCANRNN_HD void write(const LeafArgs& g, const Rows& rows, int t, int lane, const R& r) {
+    if (g.past_cache) {
+      Reg::store_past_cache(row(rows, t, lane), g.plane, r);
     } else {
-      Reg::store(row(rows, t, lane), plane, r);
+      Reg::store(row(rows, t, lane), g.plane, r);
     }
   }
 
@@ -62,7 +61,7 @@ struct Leaf {
   // The kernels differ in their step alone; each reads and updates the carry of one register.
 
   struct MapStep {
-    static constexpr bool has_state = false, has_map = true, descending = false;
+    static constexpr bool has_state = false, has_map = true, descending = false, has_sums = false;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
                                 Carry& c, R*) {
       R in[Cell::inputs];
@@ -74,7 +73,7 @@ struct Leaf {
   };
 
   struct RunStep {
-    static constexpr bool has_state = true, has_map = true, descending = false;
+    static constexpr bool has_state = true, has_map = true, descending = false, has_sums = false;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
                                 Carry& c, R*) {
       R in[Cell::inputs];
@@ -84,12 +83,12 @@ struct Leaf {
       c.x = cut ? map.x : fma(map.a, c.x, map.x);
       c.state = cut ? map.x : fma(map.a, c.state, map.x);
       const R y = cell.output(in, c.state);
-      write(g.out, t, lane, g.plane, y);
+      write(g, g.out, t, lane, y);
     }
   };
 
   struct StatesStep {
-    static constexpr bool has_state = true, has_map = false, descending = false;
+    static constexpr bool has_state = true, has_map = false, descending = false, has_sums = false;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
                                 Carry& c, R*) {
       R in[Cell::inputs];
@@ -107,7 +106,7 @@ struct Leaf {
   }
 
   struct MapBackwardStep {
-    static constexpr bool has_state = false, has_map = true, descending = true;
+    static constexpr bool has_state = false, has_map = true, descending = true, has_sums = false;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
                                 Carry& c, R*) {
       R in[Cell::inputs], dy, c_after;
@@ -120,23 +119,26 @@ struct Leaf {
     }
   };
 
+  /// With Sums, gradients are also added up over the leaf for the inputs that ask for it.
+  template <bool Sums>
   struct RunBackwardStep {
-    static constexpr bool has_state = true, has_map = true, descending = true;
+    static constexpr bool has_state = true, has_map = true, descending = true, has_sums = Sums;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
                                 Carry& c, R* sum) {
       R in[Cell::inputs], din[Cell::inputs], dy, c_after;
       read<Cell::backward_inputs>(g, t, lane, in);
       read_adjoint(g, t, lane, dy, c_after);
-      const R c_prev = cut ? R{}
-                           : (t == 0 ? get(g.c_first, lane, g.plane)
-                                     : Reg::load(row(g.c_prev, t, lane), g.plane));
+      const R c_prev =
+          cut ? R{}
+              : Reg::load(t == 0 ? static_cast<const S*>(g.c_first) + lane : row(g.c_prev, t, lane),
+                          g.plane);
       const R gain = cell.gain(in);
       const R local = cell.output_adjoint(in, c_after, dy);
       const R whole = c.state + local;
       cell.pullback(in, c_prev, c_after, dy, whole, din);
       for (int i = 0; i < Cell::inputs; ++i) {
-        if (g.din[i].data != nullptr) write(g.din[i], t, lane, g.plane, din[i]);
-        if (g.sum[i] != nullptr) sum[i] = sum[i] + din[i];
+        write(g, g.din[i], t, lane, din[i]);
+        if (Sums) sum[i] = sum[i] + din[i];
       }
       c.state = cut ? R{} : product(gain, whole);
       c.a = cut ? R{} : product(gain, c.a);
@@ -152,7 +154,6 @@ struct Leaf {
   template <class Step, int Width>
   static SCANRNN_HD void narrow(const LeafArgs& g, int first_lane) {
     const Cell cell = *static_cast<const Cell*>(g.cell);
-    constexpr bool sums = Step::descending && Step::has_state;
     Carry carry[Width];
     R sum[Width][Cell::inputs];
     for (int v = 0; v < Width; ++v) {
@@ -174,7 +175,7 @@ struct Leaf {
         put(g.map_a, lane, g.plane, carry[v].a);
         put(g.map_x, lane, g.plane, carry[v].x);
       }
-      if (sums) {
+      if (Step::has_sums) {
         for (int i = 0; i < Cell::inputs; ++i) {
           if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, sum[v][i]);
         }
@@ -190,13 +191,12 @@ struct Leaf {
   template <class Step>
   static SCANRNN_HD void wide(const LeafArgs& g) {
     const Cell cell = *static_cast<const Cell*>(g.cell);
-    constexpr bool sums = Step::descending && Step::has_state;
     for (int lane = 0; lane < g.lanes; lane += Reg::lanes) {
       if (Step::has_map) {
         put(g.map_a, lane, g.plane, Constant<R>::of(1));
         put(g.map_x, lane, g.plane, R{});
       }
-      for (int i = 0; sums && i < Cell::inputs; ++i) {
+      for (int i = 0; Step::has_sums && i < Cell::inputs; ++i) {
         if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, R{});
       }
     }
@@ -209,7 +209,7 @@ struct Leaf {
                        Step::has_map ? get(g.map_a, lane, g.plane) : R{},
                        Step::has_map ? get(g.map_x, lane, g.plane) : R{}};
         R sum[Cell::inputs];
-        for (int k = 0; sums && k < Cell::inputs; ++k) {
+        for (int k = 0; Step::has_sums && k < Cell::inputs; ++k) {
           sum[k] = g.sum[k] != nullptr ? get(g.sum[k], lane, g.plane) : R{};
         }
         Step::step(g, cell, t, lane, cut, carry, sum);
@@ -218,7 +218,7 @@ struct Leaf {
           put(g.map_a, lane, g.plane, carry.a);
           put(g.map_x, lane, g.plane, carry.x);
         }
-        for (int k = 0; sums && k < Cell::inputs; ++k) {
+        for (int k = 0; Step::has_sums && k < Cell::inputs; ++k) {
           if (g.sum[k] != nullptr) put(g.sum[k], lane, g.plane, sum[k]);
         }
       }
@@ -238,13 +238,20 @@ struct Leaf {
     if (lane < g.lanes) narrow<Step, 1>(g, lane);
   }
 
+  static void run_backward(const LeafArgs& args) {
+    for (int i = 0; i < Cell::inputs; ++i) {
+      if (args.sum[i] != nullptr) return kernel<RunBackwardStep<true>>(args);
+    }
+    kernel<RunBackwardStep<false>>(args);
+  }
+
   static CellKernels kernels() {
     return {Reg::lanes,
             kernel<MapStep>,
             kernel<RunStep>,
             Cell::state_is_output ? nullptr : kernel<StatesStep>,
             kernel<MapBackwardStep>,
-            kernel<RunBackwardStep>};
+            run_backward};
   }
 };
 
