@@ -280,48 +280,6 @@ CASE(sums_follow_the_tree) {
   CHECK(total == Vector());
 }
 
-// The tree over lanes that are neighbouring segments of time is the same tree.
-CASE(lanes_merge_in_the_same_bracketing) {
-  const Settings settings;
-  Random random;
-  for (const std::string& isa : built_isas()) {
-    set_cpu_isa(isa.c_str());
-    for (int lanes = kLanes; lanes <= 64; lanes *= 2) {
-      const Note note(isa + ", " + std::to_string(lanes) + " lanes");
-      int levels = 1;
-      while (1 << (levels - 1) < lanes) ++levels;
-      std::vector<Map> leaves = random_leaves(random, lanes, 0);
-      const std::ptrdiff_t row = lanes + kLanes;
-      std::vector<double> rows(static_cast<std::size_t>(2 * levels * row), std::nan(""));
-      std::vector<double> states(static_cast<std::size_t>(lanes), std::nan("")), sums = states;
-      std::vector<Vector> numbers;
-      for (int i = 0; i < lanes; ++i) {
-        rows[static_cast<std::size_t>(i)] = leaves[static_cast<std::size_t>(i)].a.lane[0];
-        rows[static_cast<std::size_t>(row + i)] = leaves[static_cast<std::size_t>(i)].x.lane[0];
-        numbers.push_back(vector_of([&] { return random.uniform(-1, 1); }));
-        sums[static_cast<std::size_t>(i)] = numbers.back().lane[0];
-      }
-      const Vector start = vector_of([&] { return random.uniform(-1, 1); });
-      states[0] = start.lane[0];
-      cpu::LaneTree tree;
-      tree.lanes = lanes;
-      tree.levels = rows.data();
-      tree.row = row;
-      tree.states = states.data();
-      kernels().merge_lanes(tree);
-      const Map all = node(leaves, 0, levels - 1);
-      CHECK_EQUAL(rows[static_cast<std::size_t>(2 * (levels - 1) * row)], all.a.lane[0]);
-      CHECK_EQUAL(rows[static_cast<std::size_t>((2 * (levels - 1) + 1) * row)], all.x.lane[0]);
-      kernels().states_of_lanes(tree);
-      kernels().sum_lanes(lanes, 0, sums.data());
-      for (std::size_t i = 0; i < leaves.size(); ++i) {
-        CHECK_EQUAL(states[i], state_after(leaves, i, start).lane[0]);
-      }
-      CHECK_EQUAL(sums[0], pairwise(numbers).lane[0]);
-    }
-  }
-}
-
 CASE(levels) {
   CHECK_EQUAL(Tree::levels_for(1), 2);
   CHECK_EQUAL(Tree::levels_for(2), 3);
