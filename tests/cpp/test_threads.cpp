@@ -170,6 +170,9 @@ CASE(the_number_of_threads_changes_under_calls) {
 
 #if defined(__unix__) || defined(__APPLE__)
 CASE(a_forked_child_computes) {
+#if defined(__SANITIZE_THREAD__)
+  skip("ThreadSanitizer doesn't let such a child start threads");
+#endif
   const Settings settings;
   set_num_threads(4);
   Job job(2);
