@@ -1,9 +1,9 @@
 """The compiled core: every function works on array descriptors and writes into given outputs.
 
 An array descriptor is ``(pointer, dtype code, shape, strides in elements, device)``, where device
--1 is the CPU and 0, 1, ... are CUDA ordinals. Strides may be anything, also 0 or negative. The dtype
-codes are float16 0, bfloat16 1, float32 2, float64 3, complex64 4, complex128 5, int32 6, int64 7
-and uint8 8 (bool is passed as uint8).
+-1 is the CPU and 0, 1, ... are CUDA ordinals. Strides may be anything, also 0 or negative. The
+dtype codes are float16 0, bfloat16 1, float32 2, float64 3, complex64 4, complex128 5, int32 6,
+int64 7 and uint8 8 (bool is passed as uint8).
 
 The accumulation dtype of float16, bfloat16 and float32 is float32; other dtypes accumulate in
 themselves. Every compute function releases the GIL, allocates nothing that outlives the call, and
