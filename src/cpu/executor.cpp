@@ -31,12 +31,12 @@ using Index = std::int64_t;
 
 // Tuning. Measured on two cores of an EPYC 9004 (1 MiB second-level cache each), fp32.
 constexpr Index kWideLaneBytes = 16384;     // a block's row: long runs of memory, states in L1
-constexpr Index kNarrowLaneBytes = 128;     // the least a row is split into: two cache lines
+constexpr Index kNarrowLaneBytes = 1024;    // the least that a row is split into, see below
 constexpr Index kColumnLanes = 32;          // lanes of a block whose time axis is contiguous
 constexpr Index kColumnLeaves = 8;          // leaves staged at once there: runs of 256 steps
-constexpr Index kGroupVectors = 4;          // registers of leaves side by side, few channels
+constexpr Index kAlongLeast = 64;           // steps from which lanes are steps, where they lie so
 constexpr Index kReducedLanes = 256;        // block width where a gradient is summed over channels
-constexpr Index kTileBytes = 256 * 1024;    // inputs of a tile: read twice, the second time from L2
+constexpr Index kTileBytes = 512 * 1024;    // inputs of a tile: read twice, the second time from L2
 constexpr Index kParallelElements = 32768;  // below this many elements a thread isn't worth waking
 constexpr Index kStreamBytes = 4 << 20;     // outputs from this size on are written past the caches
 
@@ -101,10 +101,11 @@ struct Plan {
   Index block = 1;  // channels of a block
   Index blocks = 1;
   Index padded = 1;        // lanes of a row: block rounded up to vectors
-  Index group = 0;         // leaves that run side by side as lanes; 0: lanes are channels
+  bool along = false;      // sequences of kAlongLeast steps or more run with steps as lanes
   Index row_lanes = 1;     // lanes that buffers have room for
+  Index run_plane = 0;     // steps that a buffer has room for, where lanes are steps
   Index chunk_leaves = 1;  // leaves staged at once
-  Index tile_leaves = 0;   // 0: units are not cut
+  Index tile_steps = 0;    // 0: units are not cut
   int levels = 2;
   int sums = 0;  // inputs whose gradient is summed over time
   bool stream_out = false;
@@ -122,14 +123,13 @@ struct Plan {
   std::size_t flags_offset = 0, slots_offset = 0, sums_offset = 0, total_bytes = 0;
 
   Index tiles_of(Index length) const {
-    if (tile_leaves == 0) return 1;
-    return std::max<Index>(1, ceil_div(ceil_div(length, kLeafSteps), tile_leaves));
+    return tile_steps == 0 ? 1 : std::max<Index>(1, ceil_div(length, tile_steps));
   }
 };
 
 // Whether kernels can work on whole vectors of such an array where it lies.
 bool runs_in_place(const Problem& p, const Plan& plan, DType dtype, Index channel_stride) {
-  return dtype == p.accumulation && plan.planes == 1 && plan.group == 0 && channel_stride == 1;
+  return dtype == p.accumulation && plan.planes == 1 && channel_stride == 1;
 }
 
 // `observed`: a trace wants every merge by itself, on one thread.
@@ -181,12 +181,7 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   if (sums_channels) widest = kReducedLanes;
   plan.block = std::min(std::max<Index>(p.channels, 1), widest);
   const bool thin = 2 * p.channels <= plan.vector_lanes;
-  if ((thin || columns) && longest >= plan.vector_lanes * kLeafSteps && !p.layout.reset &&
-      !sums_channels && !observed) {
-    plan.group = kGroupVectors * plan.vector_lanes;
-    while (plan.group > longest / kLeafSteps) plan.group /= 2;
-    plan.block = 1;
-  }
+  plan.along = (thin || columns) && !p.layout.reset && !sums_channels && !observed;
   // Narrower blocks where they let every thread work on channels of its own; else tiles of time.
   const Index threads = plan.threads;
   if (threads > 1 && p.sequences > 0) {
@@ -199,38 +194,51 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
       return std::min(balanced,
                       static_cast<double>(elements) / (static_cast<double>(threads) * heaviest));
     };
-    const Index narrowest = std::max<Index>(kNarrowLaneBytes / scalar, plan.vector_lanes);
-    if (plan.group == 0 && !sums_channels) {
+    const Index unit = plan.along ? 1 : plan.vector_lanes;  // blocks are multiples of it
+    const Index narrowest = plan.along ? 1 : std::max(kNarrowLaneBytes / scalar, unit);
+    if (!sums_channels) {
       Index block = plan.block;
       while (share(block) < 0.85 && block > narrowest) {
-        block = std::max(narrowest, round_up(ceil_div(block, 2), plan.vector_lanes));
+        block = std::max(narrowest, round_up(ceil_div(block, 2), unit));
       }
       if (share(block) > share(plan.block)) plan.block = block;
     }
     if (share(plan.block) < 0.85) {
-      const Index tile_inputs = p.backward ? 3 : 2;
-      const Index step_bytes = plan.block * scalar * plan.planes * tile_inputs;
-      Index leaves = std::max<Index>(4, plan.group);
-      while (plan.group == 0 && leaves * 2 * kLeafSteps * step_bytes <= kTileBytes) leaves *= 2;
-      if (ceil_div(longest, kLeafSteps) > leaves) plan.tile_leaves = leaves;
+      Index steps = kRunSteps;
+      if (plan.along) {
+        plan.block = 1;
+      } else {
+        const Index tile_inputs = p.backward ? 3 : 2;
+        const Index step_bytes = plan.block * scalar * plan.planes * tile_inputs;
+        steps = 4 * kLeafSteps;
+        while (2 * steps * step_bytes <= kTileBytes) steps *= 2;
+      }
+      if (longest > steps) plan.tile_steps = steps;
     }
   }
   plan.blocks = ceil_div(p.channels, plan.block);
   plan.padded = round_up(plan.block, plan.vector_lanes);
-  plan.row_lanes = std::max(plan.padded, plan.group);
-  plan.chunk_leaves = columns && plan.group == 0 ? kColumnLeaves : 1;
+  plan.row_lanes = plan.padded;
+  plan.chunk_leaves = columns ? kColumnLeaves : 1;
   plan.vector_bytes = static_cast<std::size_t>(plan.row_lanes * plan.planes) * plan.scalar;
-  plan.levels = Tree::levels_for(
-      std::max<Index>(1, plan.tile_leaves > 0 ? plan.tile_leaves : ceil_div(longest, kLeafSteps)));
+  const Index deepest = plan.tile_steps > 0 ? plan.tile_steps : longest;
+  plan.levels = Tree::levels_for(std::max<Index>(2, ceil_div(deepest, kLeafSteps)));
   const double moved = static_cast<double>(elements) * static_cast<double>(size_of(p.dtype));
   plan.stream_out = moved >= static_cast<double>(kStreamBytes);
 
   // Per thread: staged operands, the leaf's vectors, the tree.
-  const Index chunk_steps = std::max<Index>(
-      plan.group > 0 ? kLeafSteps : 0, std::min<Index>(plan.chunk_leaves * kLeafSteps, longest));
+  const Index chunk_steps = std::min<Index>(plan.chunk_leaves * kLeafSteps, longest);
   const std::size_t rows_staged = static_cast<std::size_t>(chunk_steps + 1);
-  plan.buffer_bytes = aligned(rows_staged * plan.vector_bytes);
-  plan.padding = plan.group > 0 || p.channels % plan.vector_lanes != 0;
+  plan.buffer_bytes = rows_staged * plan.vector_bytes;
+  if (plan.along) {
+    plan.run_plane =
+        round_up(std::min<Index>(kRunSteps, longest), plan.vector_lanes) + 2 * plan.vector_lanes;
+    plan.buffer_bytes =
+        std::max(plan.buffer_bytes, static_cast<std::size_t>(plan.run_plane) *
+                                        static_cast<std::size_t>(plan.planes) * plan.scalar);
+  }
+  plan.buffer_bytes = aligned(plan.buffer_bytes);
+  plan.padding = plan.along || p.channels % plan.vector_lanes != 0;
   const auto in_place = [&](const auto& view) {
     return !plan.padding && runs_in_place(p, plan, view.dtype, view.stride[2]);
   };
@@ -239,10 +247,10 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
     const Reduction& r = plan.reduction[i];
     plan.buffered[kDin + i] = p.din[i] && !r.over_time && (r.over_channels || !in_place(p.din[i]));
   }
-  plan.buffered[kOut] = plan.group > 0 || (p.out && !in_place(p.out));
+  plan.buffered[kOut] = p.out && !in_place(p.out);
   plan.buffered[kDy] = p.dy && !in_place(p.dy);
   plan.buffered[kPrevious] = p.states && !in_place(p.states);
-  plan.buffered[kStates] = plan.group > 0 || (p.backward && !p.state_is_output);
+  plan.buffered[kStates] = !p.state_is_output && (p.backward || (plan.along && p.checkpoints));
   const std::size_t buffers =
       static_cast<std::size_t>(std::count(plan.buffered, plan.buffered + kOperands, true));
   const std::size_t vectors = 10 + kMaxInputs;
@@ -259,7 +267,7 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
         plan.items += plan.tiles_of(span_of(p, n).length()) * plan.blocks;
       }
     }
-    if (plan.tile_leaves > 0) tiled = plan.items;
+    if (plan.tile_steps > 0) tiled = plan.items;
   }
   plan.threads = static_cast<int>(std::min<Index>(plan.threads, std::max<Index>(plan.items, 1)));
 
@@ -341,42 +349,20 @@ class Worker {
 
   /// Tile `tile` of block `block` of sequence n; `first_item` is the item of its tile 0.
   void item(Index n, Index block, Index tile, Index first_item) {
-    enter(n, block);
-    const Index tiles = plan_.tiles_of(length_);
-    if (tile == 0) fill_padding();
-    const Index first = tile * plan_.tile_leaves;
-    const Index last = tiles == 1 ? leaves_ : std::min(leaves_, first + plan_.tile_leaves);
-    load_start();
-    if (tile > 0) {
-      if (tile + 1 < tiles) {
-        tree_.begin(nullptr);
-        process(Pass::map, first, last);
-        publish(first_item, tile);
-      }
-      look_back(first_item, tile);
-    }
-    tree_.begin(start_);
-    if (leaves_ == 0) std::memcpy(state_, start_, plan_.vector_bytes);
-    process(Pass::run, first, last);
-    if (tile == 0 && tiles > 1) publish(first_item, 0);
-    if (tile + 1 == tiles) store_finish();
-    for (int s = 0; s < plan_.sums; ++s) {
-      char* total = spare_a_;
-      tree_.fold_sum(s, total, false);
-      if (tiles > 1) {
-        std::memcpy(tile_sum(first_item + tile, s), total, plan_.vector_bytes);
-      } else {
-        store_sum(s, total);
-      }
+    const Index channels = std::min(plan_.block, p_.channels - block * plan_.block);
+    const Index lanes = runs_along(span_of(p_, n).length()) ? 1 : channels;
+    for (Index lane = 0; lane < channels; lane += lanes) {
+      enter(n, block, lane, lanes);
+      unit(tile, first_item);
     }
   }
 
   /// Adds the tiles' sums of a unit in the tree's bracketing.
   void fold_tile_sums(Index n, Index block, Index first_item) {
-    enter(n, block);
+    enter(n, block, 0, std::min(plan_.block, p_.channels - block * plan_.block));
     const Index tiles = plan_.tiles_of(length_);
     if (tiles == 1) return;
-    const bool last_is_whole = leaves_ % plan_.tile_leaves == 0;
+    const bool last_is_whole = leaves_ % tile_leaves() == 0;
     const Index whole = last_is_whole ? tiles : tiles - 1;
     for (int s = 0; s < plan_.sums; ++s) {
       // Level by level in place: the sum of 2^l tiles ends up at the last of them.
@@ -423,6 +409,42 @@ class Worker {
                 plan_.levels, plan_.sums, scratch + plan_.scratch_bytes - tree_bytes);
   }
 
+  bool runs_along(Index length) const { return plan_.along && length >= kAlongLeast; }
+
+  Index tile_leaves() const { return plan_.tile_steps / leaf_steps_; }
+
+  void unit(Index tile, Index first_item) {
+    const Index tiles = plan_.tiles_of(length_);
+    if (tile == 0) fill_padding();
+    const Index first = tiles == 1 ? 0 : tile * tile_leaves();
+    const Index last = tiles == 1 ? leaves_ : std::min(leaves_, first + tile_leaves());
+    load_start();
+    // Where the state before the tile is known already, the first pass is spared: then the map is a
+    // by-product of the second. Of two threads on one sequence, one hardly ever makes the first.
+    bool published = tile + 1 == tiles;
+    if (tile > 0 && !published && !is_ready(first_item, tile)) {
+      tree_.begin(nullptr);
+      process(Pass::map, first, last);
+      publish(first_item, tile);
+      published = true;
+    }
+    if (tile > 0) look_back(first_item, tile);
+    tree_.begin(start_);
+    if (leaves_ == 0) std::memcpy(state_, start_, plan_.vector_bytes);
+    process(Pass::run, first, last);
+    if (!published) publish(first_item, tile);
+    if (tile + 1 == tiles) store_finish();
+    for (int s = 0; s < plan_.sums; ++s) {
+      char* total = spare_a_;
+      tree_.fold_sum(s, total, false);
+      if (tiles > 1) {
+        std::memcpy(tile_sum(first_item + tile, s), total, plan_.vector_bytes);
+      } else {
+        store_sum(s, total);
+      }
+    }
+  }
+
   // --- entering a unit -------------------------------------------------------------------------
 
   template <class View>
@@ -442,17 +464,19 @@ class Worker {
     any_direct_ = any_direct_ || operand.direct;
   }
 
-  void enter(Index n, Index block) {
+  // Lanes [lane, lane + lanes) of a block.
+  void enter(Index n, Index block, Index lane, Index lanes) {
     n_ = n;
     block_index_ = block;
     span_ = span_of(p_, n);
     length_ = span_.length();
-    leaves_ = ceil_div(length_, kLeafSteps);
-    channel_ = block * plan_.block;
-    lanes_ = std::min(plan_.block, p_.channels - channel_);
+    along_ = runs_along(length_);
+    leaf_steps_ = along_ ? kRunSteps : kLeafSteps;
+    leaves_ = ceil_div(length_, leaf_steps_);
+    channel_ = block * plan_.block + lane;
+    lanes_ = lanes;
     any_direct_ = false;
     staged_ = -1;
-    group_staged_ = -1;
     for (int i = 0; i < p_.inputs; ++i) bind(operands_[kIn + i], p_.in[i]);
     bind(operands_[kOut], p_.out);
     bind(operands_[kDy], p_.dy);
@@ -591,7 +615,7 @@ class Worker {
   Index leaf_at(Index j) const { return p_.backward ? leaves_ - 1 - j : j; }
 
   Index steps_of(Index leaf) const {
-    return std::min<Index>(kLeafSteps, length_ - leaf * kLeafSteps);
+    return std::min<Index>(leaf_steps_, length_ - leaf * leaf_steps_);
   }
 
   bool reads(int i, Pass pass) const {
@@ -606,24 +630,14 @@ class Worker {
     staged_ = -1;
     first_leaf_ = p_.backward ? leaves_ - last : first;
     last_leaf_ = p_.backward ? leaves_ - first : last;
-    for (Index j = first; j < last;) {
-      Index lanes = plan_.group;
-      while (lanes >= plan_.vector_lanes && !is_group(j, lanes, last)) lanes /= 2;
-      if (lanes > 1 && lanes >= plan_.vector_lanes) {
-        run_group(pass, j, lanes);
-        j += lanes;
+    for (Index j = first; j < last; ++j) {
+      if (along_) {
+        run_along(pass, j);
       } else {
         run_leaf(pass, j);
-        ++j;
       }
     }
     flush(pass);
-  }
-
-  // Whether `lanes` whole leaves from place j on are a subtree of the merge tree.
-  bool is_group(Index j, Index lanes, Index last) const {
-    return j % lanes == 0 && j + lanes <= last && steps_of(leaf_at(j)) == kLeafSteps &&
-           steps_of(leaf_at(j + lanes - 1)) == kLeafSteps;
   }
 
   // Copies what the kernels can't read in place of the chunk that leaf `leaf` lies in.
@@ -632,7 +646,6 @@ class Worker {
     if (chunk == staged_) return;
     flush(pass);
     staged_ = chunk;
-    group_staged_ = -1;
     // Only as far as the tile goes: its neighbours write the rest of the chunk.
     const Index first = std::max(chunk * plan_.chunk_leaves, first_leaf_);
     const Index last = std::min((chunk + 1) * plan_.chunk_leaves, last_leaf_);
@@ -720,14 +733,14 @@ class Worker {
     return base + leaf;
   }
 
-  // Checkpoints of leaves `leaf`, `leaf` + direction, ... as an operand whose steps are leaves.
-  Operand checkpoint_operand(Index leaf, Index direction) const {
+  // The checkpoint before leaf `leaf` of kLeafSteps steps, this unit's lanes.
+  Operand checkpoint_operand(Index leaf) const {
     Operand o;
     o.dtype = p_.accumulation;
     o.base =
         static_cast<char*>(p_.checkpoints.data) + (checkpoint_row(leaf) * p_.channels + channel_) *
                                                       static_cast<Index>(size_of(p_.accumulation));
-    o.lane = direction == 0 ? 1 : direction * p_.channels;
+    o.lane = 1;
     return o;
   }
 
@@ -738,7 +751,7 @@ class Worker {
     g.steps = static_cast<int>(steps_of(leaf));
     g.lanes = static_cast<int>(lanes);
     g.plane = plane_;
-    g.resident = !in_place && plan_.group + plan_.chunk_leaves > 1;
+    g.resident = !in_place && plan_.chunk_leaves > 1;
     for (int i = 0; i < p_.inputs; ++i) g.in[i] = rows_of(operands_[kIn + i], step, lane, in_place);
     if (reset_ != nullptr) {
       g.reset = reset_ + step * reset_step_;
@@ -821,11 +834,11 @@ class Worker {
     if (pass == Pass::run) {
       std::memcpy(state_, tree_.state(), plan_.vector_bytes);
       if (!p_.backward && p_.checkpoints) {
-        store(checkpoint_operand(leaf, 0), 0, 1, 0, lanes_, state_, row_);
+        store(checkpoint_operand(leaf), 0, 1, 0, lanes_, state_, row_);
       }
     }
     if (p_.backward && !p_.state_is_output) {
-      load(checkpoint_operand(leaf, 0), 0, 1, 0, lanes_, operands_[kStates].buffer);
+      load(checkpoint_operand(leaf), 0, 1, 0, lanes_, operands_[kStates].buffer);
     }
     if (direct_lanes_ > 0) call(pass, arguments(leaf, 0, direct_lanes_, true));
     if (direct_lanes_ < plan_.padded && direct_lanes_ < lanes_) {
@@ -835,109 +848,150 @@ class Worker {
     tree_.push(0, map_a_, map_x_, has_reset(leaf), sums(pass));
   }
 
-  // `lanes` whole leaves of one channel side by side, a subtree of the sequence's tree. In a tile
-  // of one group the pass that runs finds what the pass before it staged and merged.
-  void run_group(Pass pass, Index j, Index lanes) {
-    flush(pass);
-    const Index direction = p_.backward ? -1 : 1;
+  // One run of a channel's steps, lanes are steps. Arrays whose time axis is contiguous are read
+  // and written in place, others through buffers, in the order of time.
+  void run_along(Pass pass, Index j) {
     const Index leaf = leaf_at(j);
-    const Index step = leaf * kLeafSteps;
-    const bool again = group_staged_ == j;
-    const auto view = [&](const Operand& o) {
-      Operand segments = o;
-      segments.lane = direction * kLeafSteps * o.step;
-      return segments;
-    };
-    const auto fetch = [&](const Operand& o) {
-      load(view(o), step, kLeafSteps, 0, lanes, o.buffer);
-    };
+    const Index step = leaf * leaf_steps_;
+    const Index steps = steps_of(leaf);
+    RunArgs g;
+    g.cell = p_.cell;
+    g.steps = static_cast<int>(steps);
+    g.descending = p_.backward != p_.layout.reverse;
+    g.plane = plan_.run_plane;
+    g.state_plane = plane_;
+    g.state = state_;
+    g.map_a = map_a_;
+    g.map_x = map_x_;
     for (int i = 0; i < p_.inputs; ++i) {
-      if (reads(i, pass) && !(again && reads(i, Pass::map))) fetch(operands_[kIn + i]);
+      if (!reads(i, pass)) continue;
+      const Operand& o = operands_[kIn + i];
+      if (o.step == 0) g.fixed |= 1u << i;
+      g.in[i] = run_input(o, step, o.step == 0 ? 1 : steps);
     }
-    chunk_step_ = 0;
-    LeafArgs g = arguments(0, 0, lanes, false);
-    g.steps = kLeafSteps;
-    if (!again) {
-      if (p_.backward && operands_[kDy].base != nullptr) fetch(operands_[kDy]);
-      if (p_.backward && !p_.state_is_output) {
-        load(checkpoint_operand(leaf, direction), 0, 1, 0, lanes, operands_[kStates].buffer);
-      }
-      LeafArgs map = g;
-      map.map_a = tree_rows();
-      map.map_x = tree_rows() + row_bytes();
-      call(Pass::map, map);
-      map_kernels_.merge_lanes(lane_tree(lanes));
-      group_staged_ = j;
-      for (int i = 0; i < p_.inputs; ++i) {
-        if (reads(i, pass))
-          prefetch_group(operands_[kIn + i], step + direction * lanes * kLeafSteps, lanes);
-      }
-      prefetch_group(operands_[kDy], step + direction * lanes * kLeafSteps, lanes);
-      prefetch_group(operands_[kPrevious], step + direction * lanes * kLeafSteps, lanes);
+    if (pass == Pass::run) std::memcpy(state_, tree_.state(), plan_.vector_bytes);
+    if (!p_.state_is_output && (p_.backward || (pass == Pass::run && p_.checkpoints))) {
+      run_states(g, step);
     }
-    if (pass == Pass::run) {
-      stage_previous_of_group(view(operands_[kPrevious]), leaf, lanes);
-      copy_lane(carries_, 0, static_cast<const char*>(tree_.state()), 0);
-      map_kernels_.states_of_lanes(lane_tree(lanes));
-      if (!p_.backward && p_.checkpoints) {
-        store(checkpoint_operand(leaf, direction), 0, 1, 0, lanes, carries_, row_);
-      }
-      std::memcpy(state_, carries_, plan_.vector_bytes);
-      (p_.backward ? kernels_.run_backward : kernels_.run)(g);
-      const auto write = [&](const Operand& o) {
-        if (o.base != nullptr) store(view(o), step, kLeafSteps, 0, lanes, o.buffer, row_);
-      };
-      write(operands_[kOut]);
-      for (int i = 0; p_.backward && i < p_.inputs; ++i) write(operands_[kDin + i]);
-      copy_lane(state_, 0, state_, lanes - 1);
-      for (int s = 0; s < plan_.sums; ++s) {
-        map_kernels_.sum_lanes(static_cast<int>(lanes), plane_, sum_[s]);
-      }
+    if (p_.backward) {
+      if (operands_[kDy].base != nullptr) g.dy = run_input(operands_[kDy], step, steps);
+      if (pass == Pass::run && p_.state_is_output) bind_previous(g, step);
     }
-    int level = 0;
-    while ((Index{1} << level) < lanes) ++level;
-    copy_lane(map_a_, 0, tree_rows() + static_cast<std::size_t>(2 * level) * row_bytes(), 0);
-    copy_lane(map_x_, 0, tree_rows() + static_cast<std::size_t>(2 * level + 1) * row_bytes(), 0);
-    tree_.push(level, map_a_, map_x_, false, sums(pass));
+    const int first_output = p_.backward ? kDin : kOut;
+    const int outputs = pass == Pass::map ? 0 : (p_.backward ? p_.inputs : 1);
+    g.past_cache = plan_.stream_out;
+    for (int i = 0; i < outputs; ++i) {
+      const Operand& o = operands_[first_output + i];
+      void* to = o.base == nullptr  ? nullptr
+                 : is_run_direct(o) ? run_address(o, step, steps)
+                                    : o.buffer;
+      (p_.backward ? g.din[i] : g.out) = to;
+      const std::size_t bytes = static_cast<std::size_t>(plan_.vector_lanes) * plan_.scalar;
+      const std::size_t first = g.descending ? static_cast<std::size_t>(steps) * plan_.scalar : 0;
+      if (to == o.buffer || (reinterpret_cast<std::uintptr_t>(to) + first) % bytes != 0) {
+        g.past_cache = false;
+      }
+      if (p_.backward && sum_input_[i] >= 0) g.sum[i] = sum_[sum_input_[i]];
+    }
+    const RunKernels& kernels = kernels_.along;
+    if (pass == Pass::map) {
+      (p_.backward ? kernels.map_backward : kernels.map)(g);
+    } else {
+      (p_.backward ? kernels.run_backward : kernels.run)(g);
+    }
+    for (int i = 0; i < outputs; ++i) {
+      const Operand& o = operands_[first_output + i];
+      if (o.base != nullptr && !is_run_direct(o)) store_run(o, step, steps);
+    }
+    tree_.push(0, map_a_, map_x_, false, sums(pass));
   }
 
-  // Hints at what the next group reads, while this one is computed.
-  void prefetch_group(const Operand& o, Index leaf_step, Index lanes) const {
-    if (o.base == nullptr || (o.step != 1 && o.step != -1)) return;
-    const Index size = static_cast<Index>(size_of(o.dtype));
-    const Index steps = lanes * kLeafSteps;
-    Index first = p_.backward ? leaf_step + kLeafSteps - steps : leaf_step;
-    first = std::max<Index>(first, 0);
-    const Index last = std::min(first + steps, length_);
-    const char* from = o.base + (o.step == 1 ? first : -(last - 1)) * size;
-    for (Index at = 0; at < (last - first) * size; at += 64) __builtin_prefetch(from + at, 0, 2);
+  // The step that comes first in time of `steps` of them from `step` on, and the stride of time.
+  Index earliest(Index step, Index steps) const {
+    return p_.layout.reverse ? step + steps - 1 : step;
+  }
+  Index time_stride(const Operand& o) const { return p_.layout.reverse ? -o.step : o.step; }
+
+  bool is_run_direct(const Operand& o) const {
+    return o.dtype == p_.accumulation && plan_.planes == 1 && time_stride(o) == 1;
+  }
+  char* run_address(const Operand& o, Index step, Index steps) const {
+    return o.base + earliest(step, steps) * o.step * static_cast<Index>(size_of(o.dtype));
   }
 
-  // The state before every step of a group: the output one step earlier, or the initial state.
-  void stage_previous_of_group(const Operand& h, Index leaf, Index lanes) {
+  void load_run(const Operand& o, Index step, Index steps, char* to) const {
+    if (steps <= 0) return;
+    set_.load[static_cast<int>(o.dtype)]({1, static_cast<int>(steps), run_address(o, step, steps),
+                                          to, 0, time_stride(o), 0, plan_.run_plane});
+  }
+  void store_run(const Operand& o, Index step, Index steps) const {
+    set_.store[static_cast<int>(o.dtype)]({1, static_cast<int>(steps), o.buffer,
+                                           run_address(o, step, steps), 0, time_stride(o), 0,
+                                           plan_.run_plane});
+  }
+  const void* run_input(const Operand& o, Index step, Index steps) const {
+    if (is_run_direct(o)) return run_address(o, step, steps);
+    load_run(o, step, steps, o.buffer);
+    return o.buffer;
+  }
+
+  // The states before `steps` steps: forward's output one step earlier. At the sequence's start
+  // that would be outside of the array, so the register with the initial state is put together
+  // aside.
+  void bind_previous(RunArgs& g, Index step) const {
+    const Operand& h = operands_[kPrevious];
     if (h.base == nullptr) return;
-    const Index step = leaf * kLeafSteps;
-    const bool at_start = leaf - (lanes - 1) == 0;  // backward: the last lane is the first leaf
-    const Index safe = at_start ? lanes - 1 : lanes;
-    load(h, step - 1, kLeafSteps, 0, safe, h.buffer);
-    if (at_start) {
-      load(h, step, kLeafSteps - 1, safe, 1, h.buffer + row_bytes());
-      copy_lane(h.buffer, safe, initial_, 0);
-    }
-  }
-
-  // Rows for the tree over a group's lanes, in the buffer that this direction has no other use for.
-  char* tree_rows() const { return operands_[p_.backward ? kOut : kStates].buffer; }
-
-  LaneTree lane_tree(Index lanes) const {
-    return {static_cast<int>(lanes), plane_, tree_rows(), row_, carries_};
-  }
-
-  void copy_lane(char* to, Index to_lane, const char* from, Index from_lane) const {
     const Index scalar = static_cast<Index>(plan_.scalar);
+    const Index steps = g.steps;
+    char* edge = h.buffer;  // one register, then room for a copy of the run
+    char* copy = h.buffer + plan_.vector_lanes * scalar;
+    const bool direct = is_run_direct(h);
+    if (step > 0) {
+      if (!direct) load_run(h, step - 1, steps, copy);
+      g.c_prev = direct ? run_address(h, step - 1, steps) : copy;
+      return;
+    }
+    // Steps [0, steps - 1) are what precedes steps [1, steps).
+    const bool down = p_.layout.reverse;
+    if (!direct) load_run(h, 0, steps - 1, copy + (down ? 0 : scalar));
+    g.c_prev = direct ? h.base + (down ? (steps - 2) * h.step : -h.step) * scalar : copy;
+    const Index width = plan_.vector_lanes;
+    const Index at = down ? (steps - 1) / width * width : 0;
+    const Index rest = steps % width == 0 ? width : steps % width;
+    const Index count = (down ? steps - at : rest) - 1;  // lanes beside the initial state
+    load_run(h, 0, count, edge + (down ? 0 : scalar));
     for (int k = 0; k < plan_.planes; ++k) {
-      std::memcpy(to + (k * plane_ + to_lane) * scalar, from + (k * plane_ + from_lane) * scalar,
-                  plan_.scalar);
+      std::memcpy(edge + (k * plan_.run_plane + (down ? count : 0)) * scalar,
+                  initial_ + k * plane_ * scalar, plan_.scalar);
+    }
+    g.c_edge = edge;
+    g.edge = static_cast<int>(at);
+  }
+
+  // Recomputes the states of a run for backward, or takes checkpoints of them in forward. Real
+  // types only, as are the cells that need it.
+  void run_states(RunArgs& g, Index step) {
+    const Index scalar = static_cast<Index>(plan_.scalar);
+    const Index steps = g.steps;
+    const bool down = p_.layout.reverse;
+    char* c = operands_[kStates].buffer + plan_.vector_lanes * scalar;
+    char* before = down ? c + steps * scalar : c - scalar;  // where the state before the run goes
+    if (p_.backward) {
+      load(checkpoint_operand(step / kLeafSteps), 0, 1, 0, 1, spare_x_);
+    } else {
+      std::memcpy(spare_x_, state_, plan_.scalar);
+    }
+    std::memcpy(before, spare_x_, plan_.scalar);
+    RunArgs states = g;
+    states.descending = down;
+    states.state = spare_x_;
+    states.out = c;
+    kernels_.along.states(states);
+    g.c = c;
+    g.c_prev = down ? c + scalar : c - scalar;
+    for (Index s = 0; !p_.backward && s < steps; s += kLeafSteps) {
+      const char* at = down ? before - s * scalar : before + s * scalar;
+      store(checkpoint_operand((step + s) / kLeafSteps), 0, 1, 0, 1, at, 0);
     }
   }
 
@@ -996,7 +1050,7 @@ class Worker {
 
   // Publishes the largest complete node that ends with this tile: its own map, merged with the
   // nodes of earlier tiles wherever the tree closes here. Those tiles were taken before this one,
-  // by threads that publish before they wait for anything else, so the wait ends.
+  // by threads that publish before they wait for more, so the wait ends.
   void publish(Index first_item, Index tile) {
     char* a = slot(first_item + tile);
     char* x = a + plan_.vector_bytes;
@@ -1013,6 +1067,14 @@ class Worker {
       cut = cut || sibling_cut;
     }
     flags_[first_item + tile].store(cut ? 2 : 1, std::memory_order_release);
+  }
+
+  // Whether look_back would find all that it waits for.
+  bool is_ready(Index first_item, Index tile) const {
+    for (Index rest = tile; rest > 0; rest &= rest - 1) {
+      if (flags_[first_item + rest - 1].load(std::memory_order_relaxed) == 0) return false;
+    }
+    return true;
   }
 
   // start_ becomes the state before this tile: the nodes of its number's binary digits, oldest
@@ -1055,6 +1117,8 @@ class Worker {
 
   // The unit.
   Index n_ = 0, block_index_ = 0, length_ = 0, leaves_ = 0, channel_ = 0, lanes_ = 0;
+  bool along_ = false;
+  Index leaf_steps_ = kLeafSteps;
   Span span_{};
   bool any_direct_ = false;
   Index direct_lanes_ = 0;
@@ -1062,7 +1126,6 @@ class Worker {
   Index reset_step_ = 0;
   // What the buffers hold.
   Index staged_ = -1, chunk_step_ = 0, chunk_steps_ = 0;
-  Index group_staged_ = -1;               // place of the group whose inputs and tree they hold
   Index first_leaf_ = 0, last_leaf_ = 0;  // of the leaves being processed
 };
 
@@ -1193,13 +1256,13 @@ void execute(const Problem& problem, const CellKernels& cell, const InstructionS
             items_before[n] + plan.tiles_of(span_of(problem, n).length()) * plan.blocks;
       }
     }
-    if (plan.tile_leaves > 0) {
+    if (plan.tile_steps > 0) {
       auto* flags = reinterpret_cast<std::atomic<std::uint32_t>*>(base + plan.flags_offset);
       for (Index i = 0; i < plan.items; ++i) new (flags + i) std::atomic<std::uint32_t>(0);
     }
     Call call{&problem, &plan, &cell, &set, base, items_before, {}};
     parallel(plan.threads, work, &call);
-    if (plan.sums > 0 && plan.tile_leaves > 0) {
+    if (plan.sums > 0 && plan.tile_steps > 0) {
       Worker worker(problem, plan, cell, set, base, base);
       Index first = 0;
       for (Index n = 0; n < problem.sequences; ++n) {

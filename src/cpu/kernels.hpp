@@ -53,23 +53,52 @@ struct LeafArgs {
   void* sum[kMaxInputs];  ///< (lanes) written: din summed over the leaf; null: not wanted
 };
 
+/// Up to kRunSteps consecutive steps of one channel that lie side by side in memory, in the order
+/// of time. Lanes are steps here; the recurrence runs through them upwards, or downwards.
+struct RunArgs {
+  const void* cell = nullptr;
+  int steps = 0;
+  bool descending = false;
+  bool past_cache = false;   ///< as in LeafArgs
+  std::ptrdiff_t plane = 0;  ///< of the arrays below, where they are complex
+  const void* in[kMaxInputs] = {};
+  unsigned fixed = 0;  ///< bit i: in[i] is one value for all steps
+  // One scalar each, imaginary parts `state_plane` further on.
+  std::ptrdiff_t state_plane = 0;
+  void* state = nullptr;  ///< as in LeafArgs
+  void* map_a = nullptr;
+  void* map_x = nullptr;
+  void* sum[kMaxInputs] = {};
+  // Forward.
+  void* out = nullptr;
+  // Backward.
+  const void* c_prev = nullptr;  ///< the state before each step, but for those of the register
+  const void* c_edge = nullptr;  ///< from step `edge` on, which are here
+  int edge = -1;
+  const void* c = nullptr;     ///< the state after each step, where the cell needs it
+  const void* dy = nullptr;    ///< null: 0
+  void* din[kMaxInputs] = {};  ///< null: not wanted
+};
+
+/// Long enough that the tree's own work doesn't show, short enough that a run stays in the caches.
+inline constexpr int kRunSteps = 4096;
+
+struct RunKernels {
+  void (*map)(const RunArgs&);
+  void (*run)(const RunArgs&);
+  void (*states)(const RunArgs&);
+  void (*map_backward)(const RunArgs&);
+  void (*run_backward)(const RunArgs&);
+};
+
 struct CellKernels {
+  RunKernels along;  ///< lanes are steps
   int vector_lanes;
   void (*map)(const LeafArgs&);     ///< map_a, map_x
   void (*run)(const LeafArgs&);     ///< map_a, map_x, state, out
   void (*states)(const LeafArgs&);  ///< out = states after each step from `state`, which is updated
   void (*map_backward)(const LeafArgs&);
   void (*run_backward)(const LeafArgs&);
-};
-
-/// The merge tree over lanes that are consecutive segments of time. Level l's lanes / 2^l maps lie
-/// in rows 2 l (a) and 2 l + 1 (x) of `levels`; level 0 is given.
-struct LaneTree {
-  int lanes = 0;
-  std::ptrdiff_t plane = 0;
-  void* levels = nullptr;
-  std::ptrdiff_t row = 0;  ///< scalars from one row of `levels` to the next
-  void* states = nullptr;  ///< (lanes) lane 0 holds the state before all; written
 };
 
 /// Arithmetic on vectors of `lanes` lanes of one accumulation type.
@@ -82,12 +111,6 @@ struct MapKernels {
                 void* out);
   /// sum = earlier + sum
   void (*add)(int lanes, std::ptrdiff_t plane, const void* earlier, void* sum);
-  /// Merges the maps of `lanes` neighbouring segments, a power of two of them, up to one.
-  void (*merge_lanes)(const LaneTree&);
-  /// The state before each of those segments, from the one before the first.
-  void (*states_of_lanes)(const LaneTree&);
-  /// Lane 0 = the sum over `lanes` lanes, neighbours first.
-  void (*sum_lanes)(int lanes, std::ptrdiff_t plane, void* vector);
 };
 
 /// Between `steps` x `lanes` elements of a caller's array (strides in elements) and rows.

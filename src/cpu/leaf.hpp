@@ -4,6 +4,7 @@
 // ones walk row by row, as memory lies, and keep the lanes' states in the first-level cache.
 #pragma once
 
+#include "cpu/along.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 
@@ -164,7 +165,8 @@ struct Leaf {
     for (int i = 0; i < g.steps; ++i) {
       const int t = time_of(g, i, Step::descending);
       const bool cut = is_reset(g, t);
-      for (int v = 0; v < Width; ++v) {
+      for (int k = 0; k < Width; ++k) {
+        const int v = Step::descending ? Width - 1 - k : k;  // as memory is walked
         Step::step(g, cell, t, first_lane + v * Reg::lanes, cut, carry[v], sum[v]);
       }
     }
@@ -246,7 +248,8 @@ struct Leaf {
   }
 
   static CellKernels kernels() {
-    return {Reg::lanes,
+    return {Along<Cell, R>::kernels(),
+            Reg::lanes,
             kernel<MapStep>,
             kernel<RunStep>,
             Cell::state_is_output ? nullptr : kernel<StatesStep>,
@@ -295,62 +298,7 @@ struct Maps {
     }
   }
 
-  static void merge_lanes(const LaneTree& args) {
-    const LaneTree g = args;
-    S* level = static_cast<S*>(g.levels);
-    for (int width = g.lanes / 2; width >= 1; width /= 2, level += 2 * g.row) {
-      for (int i = 0; i < width; i += Reg::lanes) {
-        // Where fewer than two registers are left, the second of the pair is not looked at.
-        const int second = 2 * i + Reg::lanes < 2 * width ? 2 * i + Reg::lanes : 2 * i;
-        const S* a = level;
-        const S* x = level + g.row;
-        const R a0 = Reg::load(a + 2 * i, g.plane), a1 = Reg::load(a + second, g.plane);
-        const R x0 = Reg::load(x + 2 * i, g.plane), x1 = Reg::load(x + second, g.plane);
-        const Affine<R> earlier = {even_lanes(a0, a1), even_lanes(x0, x1)};
-        const Affine<R> later = {odd_lanes(a0, a1), odd_lanes(x0, x1)};
-        const Affine<R> both = scanrnn::merge(earlier, later);
-        Reg::store(level + 2 * g.row + i, g.plane, both.a);
-        Reg::store(level + 3 * g.row + i, g.plane, both.x);
-      }
-    }
-  }
-
-  static void states_of_lanes(const LaneTree& args) {
-    const LaneTree g = args;
-    S* states = static_cast<S*>(g.states);
-    int levels = 0;
-    while ((1 << levels) < g.lanes) ++levels;
-    const S* level = static_cast<const S*>(g.levels) + 2 * (levels - 1) * g.row;
-    for (int width = 1; width < g.lanes; width *= 2, level -= 2 * g.row) {
-      // From the top, since lanes spread to twice their place.
-      for (int i = (width - 1) / Reg::lanes * Reg::lanes; i >= 0; i -= Reg::lanes) {
-        const int second = 2 * i + Reg::lanes < 2 * width ? 2 * i + Reg::lanes : 2 * i;
-        const S* a = level;
-        const S* x = level + g.row;
-        const R a0 = Reg::load(a + 2 * i, g.plane), a1 = Reg::load(a + second, g.plane);
-        const R x0 = Reg::load(x + 2 * i, g.plane), x1 = Reg::load(x + second, g.plane);
-        const R first = Reg::load(states + i, g.plane);
-        const R then = scanrnn::apply(Affine<R>{even_lanes(a0, a1), even_lanes(x0, x1)}, first);
-        if (second != 2 * i) Reg::store(states + second, g.plane, interleave_high(first, then));
-        Reg::store(states + 2 * i, g.plane, interleave_low(first, then));
-      }
-    }
-  }
-
-  static void sum_lanes(int lanes, std::ptrdiff_t plane, void* vector) {
-    S* v = static_cast<S*>(vector);
-    for (int width = lanes / 2; width >= 1; width /= 2) {
-      for (int i = 0; i < width; i += Reg::lanes) {
-        const int second = 2 * i + Reg::lanes < 2 * width ? 2 * i + Reg::lanes : 2 * i;
-        const R p = Reg::load(v + 2 * i, plane), q = Reg::load(v + second, plane);
-        Reg::store(v + i, plane, even_lanes(p, q) + odd_lanes(p, q));
-      }
-    }
-  }
-
-  static MapKernels kernels() {
-    return {merge, apply, add, merge_lanes, states_of_lanes, sum_lanes};
-  }
+  static MapKernels kernels() { return {merge, apply, add}; }
 };
 
 }  // namespace scanrnn::cpu::SCANRNN_ISA

@@ -69,6 +69,18 @@ SCANRNN_HD void store(S* p, const Vec<S>& r) {
   __builtin_memcpy(p, &r.v, kVectorBytes);
 }
 
+/// `count` elements in the lanes from `first` on; the others are 0, and no other memory is touched.
+template <class S>
+SCANRNN_HD Vec<S> load_some(const S* p, int first, int count) {
+  Vec<S> r = {};
+  for (int i = 0; i < count; ++i) r.v[first + i] = p[i];
+  return r;
+}
+template <class S>
+SCANRNN_HD void store_some(S* p, const Vec<S>& r, int first, int count) {
+  for (int i = 0; i < count; ++i) p[i] = r.v[first + i];
+}
+
 /// A store that does not bring the line into the caches; `p` aligned to a vector.
 template <class S>
 SCANRNN_HD void store_past_cache(S* p, const Vec<S>& r) {
@@ -275,27 +287,18 @@ inline constexpr int kPartLanes = 16 / static_cast<int>(sizeof(S));
 namespace shuffle {
 
 // Element i of the result, as an index into the first register followed by the second.
-struct Interleaved {  // p0 q0 p1 q1 ...
-  template <int n>
-  static constexpr int low(int i) {
-    return i % 2 * n + i / 2;
-  }
-  template <int n>
-  static constexpr int high(int i) {
-    return i % 2 * n + n / 2 + i / 2;
-  }
-};
 
-template <int n>
-constexpr int even(int i) {
-  return 2 * i;
+// Lanes moved up (down) by `by`; what enters comes from the second register.
+template <int n, int by>
+constexpr int up(int i) {
+  return i < by ? n + i : i - by;
 }
-template <int n>
-constexpr int odd(int i) {
-  return 2 * i + 1;
+template <int n, int by>
+constexpr int down(int i) {
+  return i + by < n ? i + by : n + i;
 }
 
-// The same as Interleaved within every part, of units of `unit` elements.
+// Single elements or pairs of both registers in turn, within every part.
 template <int n, int part, int unit, bool high>
 constexpr int within_part(int i) {
   const int start = i / part * part + (high ? part / 2 : 0);
@@ -318,23 +321,6 @@ constexpr int alternate_parts(int i) {
 
 }  // namespace shuffle
 
-#define SCANRNN_SHUFFLE(name, index)                                                           \
-  template <class S, int... I>                                                                 \
-  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q, std::integer_sequence<int, I...>) { \
-    constexpr int n = Vec<S>::lanes;                                                           \
-    (void)n;                                                                                   \
-    return {__builtin_shufflevector(p.v, q.v, index(I)...)};                                   \
-  }                                                                                            \
-  template <class S>                                                                           \
-  SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q) {                                   \
-    return name(p, q, std::make_integer_sequence<int, Vec<S>::lanes>());                       \
-  }
-SCANRNN_SHUFFLE(interleave_low, shuffle::Interleaved::low<n>)
-SCANRNN_SHUFFLE(interleave_high, shuffle::Interleaved::high<n>)
-SCANRNN_SHUFFLE(even_lanes, shuffle::even<n>)
-SCANRNN_SHUFFLE(odd_lanes, shuffle::odd<n>)
-#undef SCANRNN_SHUFFLE
-
 #define SCANRNN_SHUFFLE(name, ...)                                                             \
   template <bool High, class S, int... I>                                                      \
   SCANRNN_HD Vec<S> name(const Vec<S>& p, const Vec<S>& q, std::integer_sequence<int, I...>) { \
@@ -352,21 +338,61 @@ SCANRNN_SHUFFLE(half_parts, shuffle::half_parts<n, part, High>)
 SCANRNN_SHUFFLE(alternate_parts, shuffle::alternate_parts<n, part, High>)
 #undef SCANRNN_SHUFFLE
 
+template <bool Down, int By, class S, int... I>
+SCANRNN_HD Vec<S> shift(const Vec<S>& v, const Vec<S>& fill, std::integer_sequence<int, I...>) {
+  constexpr int n = Vec<S>::lanes;
+  return {__builtin_shufflevector(v.v, fill.v,
+                                  (Down ? shuffle::down<n, By>(I) : shuffle::up<n, By>(I))...)};
+}
+/// Lanes moved up by `By`, or down; lanes of `fill` come in where they leave.
+template <bool Down, int By, class S>
+SCANRNN_HD Vec<S> shift(const Vec<S>& v, const Vec<S>& fill) {
+  return shift<Down, By>(v, fill, std::make_integer_sequence<int, Vec<S>::lanes>());
+}
+template <bool Down, int By, class S>
+SCANRNN_HD Complex<Vec<S>> shift(const Complex<Vec<S>>& v, const Complex<Vec<S>>& fill) {
+  return {shift<Down, By>(v.re, fill.re), shift<Down, By>(v.im, fill.im)};
+}
+
+/// Lane `lane` in every lane.
 template <class S>
-SCANRNN_HD Complex<Vec<S>> even_lanes(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
-  return {even_lanes(p.re, q.re), even_lanes(p.im, q.im)};
+SCANRNN_HD Vec<S> spread(const Vec<S>& v, int lane) {
+  return splat<S>(v.v[lane]);
 }
 template <class S>
-SCANRNN_HD Complex<Vec<S>> odd_lanes(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
-  return {odd_lanes(p.re, q.re), odd_lanes(p.im, q.im)};
+SCANRNN_HD Complex<Vec<S>> spread(const Complex<Vec<S>>& v, int lane) {
+  return {spread(v.re, lane), spread(v.im, lane)};
+}
+
+/// Lanes [first, last).
+template <class S>
+SCANRNN_HD Mask<S> lanes_between(int first, int last) {
+  using Integer = typename Vec<S>::Integer;
+  typename Vec<S>::Bits index;
+  for (int i = 0; i < Vec<S>::lanes; ++i) index[i] = static_cast<Integer>(i);
+  return {(index >= static_cast<Integer>(first)) & (index < static_cast<Integer>(last))};
+}
+
+/// Whether a lane is infinite or NaN.
+template <class S>
+SCANRNN_HD bool any_not_finite(const Vec<S>& v) {
+  const typename Vec<S>::Raw zero = {};
+  const typename Vec<S>::Bits bad = (v.v - v.v) != zero;
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)bad, (__m512i)bad) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)bad, (__m256i)bad);
+#elif defined(__SSE2__)
+  return _mm_movemask_epi8((__m128i)bad) != 0;
+#else
+  typename Vec<S>::Integer any = 0;
+  for (int i = 0; i < Vec<S>::lanes; ++i) any |= bad[i];
+  return any != 0;
+#endif
 }
 template <class S>
-SCANRNN_HD Complex<Vec<S>> interleave_low(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
-  return {interleave_low(p.re, q.re), interleave_low(p.im, q.im)};
-}
-template <class S>
-SCANRNN_HD Complex<Vec<S>> interleave_high(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
-  return {interleave_high(p.re, q.re), interleave_high(p.im, q.im)};
+SCANRNN_HD bool any_not_finite(const Complex<Vec<S>>& v) {
+  return any_not_finite(Vec<S>{v.re.v - v.re.v + (v.im.v - v.im.v)});
 }
 
 /// Transposes the square that kPartLanes registers hold within each part.
@@ -477,6 +503,13 @@ struct Register<Vec<S>> {
   static SCANRNN_HD void store_past_cache(S* row, std::ptrdiff_t, const Vec<S>& r) {
     SCANRNN_ISA::store_past_cache(row, r);
   }
+  static SCANRNN_HD Vec<S> splat(const S* row, std::ptrdiff_t) { return SCANRNN_ISA::splat(*row); }
+  static SCANRNN_HD Vec<S> load_some(const S* row, std::ptrdiff_t, int first, int count) {
+    return SCANRNN_ISA::load_some(row, first, count);
+  }
+  static SCANRNN_HD void store_some(S* row, std::ptrdiff_t, const Vec<S>& r, int first, int count) {
+    SCANRNN_ISA::store_some(row, r, first, count);
+  }
 };
 
 template <class S>
@@ -492,6 +525,19 @@ struct Register<Complex<Vec<S>>> {
   }
   static SCANRNN_HD void store_past_cache(S* row, std::ptrdiff_t plane, const Complex<Vec<S>>& r) {
     store(row, plane, r);
+  }
+  static SCANRNN_HD Complex<Vec<S>> splat(const S* row, std::ptrdiff_t plane) {
+    return {SCANRNN_ISA::splat(row[0]), SCANRNN_ISA::splat(row[plane])};
+  }
+  static SCANRNN_HD Complex<Vec<S>> load_some(const S* row, std::ptrdiff_t plane, int first,
+                                              int count) {
+    return {SCANRNN_ISA::load_some(row, first, count),
+            SCANRNN_ISA::load_some(row + plane, first, count)};
+  }
+  static SCANRNN_HD void store_some(S* row, std::ptrdiff_t plane, const Complex<Vec<S>>& r,
+                                    int first, int count) {
+    SCANRNN_ISA::store_some(row, r.re, first, count);
+    SCANRNN_ISA::store_some(row + plane, r.im, first, count);
   }
 };
 

@@ -127,6 +127,13 @@ struct Layout {
 };
 
 inline constexpr Layout kPlain = {"BTD", {0, 1, 2}, {1, 1, 1}, {}};
+// Which of the two ways of running a sequence a call takes, and so which bits it gives, depends on
+// whether time is the contiguous axis of its leading array. (With one channel it always is.)
+template <class View>
+bool time_is_contiguous(const View& view) {
+  return view.shape[2] > 1 && view.stride[2] != 1 && (view.stride[1] == 1 || view.stride[1] == -1);
+}
+
 inline constexpr Layout kLayouts[] = {
     kPlain,
     {"TBD", {1, 0, 2}, {1, 1, 1}, {}},

@@ -34,6 +34,7 @@ struct Inputs {
 struct Outputs {
   Tensor h, final_state, checkpoints;
   Tensor du, dforget, dreset, dskip, dbias_forget, dbias_reset, dc0;
+  bool forward_along_time = false, backward_along_time = false;
 };
 
 Inputs make_inputs(Random& random, DType dtype, Index channels, Plane plane) {
@@ -120,6 +121,7 @@ Outputs run(const Inputs& given, Random* random, bool all = true) {
     out.final_state = Tensor();
     call.final_state = {};
   }
+  out.forward_along_time = time_is_contiguous(call.h);
   Lent lent(sru_forward_workspace_bytes(call));
   sru_forward(call, lent.workspace());
   CHECK_FINE(out.h.strays("h"));
@@ -155,6 +157,7 @@ Outputs run(const Inputs& given, Random* random, bool all = true) {
   back.dc0 = out.dc0.out<2>();
   back.sequences = plane.view;
   back.activation = in.activation;
+  out.backward_along_time = time_is_contiguous(back.dh ? back.dh : back.u);
   Lent lent_back(sru_backward_workspace_bytes(back));
   sru_backward(back, lent_back.workspace());
   for (const Tensor* array : {&out.du, &out.dforget, &out.dreset, &out.dskip, &out.dbias_forget,
@@ -295,7 +298,12 @@ void check(const Inputs& in, const Outputs& out) {
 // --- the same bits
 // ---------------------------------------------------------------------------------
 
+// The same bits, wherever both ran the same way.
 void check_same(const Outputs& given, const Outputs& expected) {
+  if (given.forward_along_time != expected.forward_along_time ||
+      given.backward_along_time != expected.backward_along_time) {
+    return;
+  }
   const auto same = [](const Tensor& p, const Tensor& q, const char* name) {
     if (p) CHECK_FINE(p.difference(q, name));
   };
@@ -359,7 +367,9 @@ void check_all(const Inputs& in, Random& random, const std::vector<int>& threads
   check(in, base);
   {
     const Note note("other layouts");
-    check_same(run(in, &random), base);
+    const Outputs out = run(in, &random);
+    check(in, out);
+    check_same(out, base);
   }
   for (int count : threads) {
     const Note note(std::to_string(count) + " threads");
@@ -368,8 +378,10 @@ void check_all(const Inputs& in, Random& random, const std::vector<int>& threads
     check_same(run(in, &random), base);
   }
   if (in.sequences() > 0) {
-    const Index d0 = random.integer(0, in.channels - 1);
-    const Index d1 = random.chance(0.3) ? d0 + 1 : random.integer(d0 + 1, in.channels);
+    // Few channels run another way than many: these stay many.
+    const bool few = in.channels <= 32;
+    const Index d0 = few ? 0 : random.integer(0, in.channels - 32);
+    const Index d1 = few ? in.channels : random.integer(d0 + 32, in.channels);
     check_alone(in, base, random.integer(0, in.sequences() - 1), d0, d1);
   }
   const Note note("some outputs left out");

@@ -214,7 +214,7 @@ def test_m06_threads(threads, shape, dtype, reverse):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("T", [7, 33, 1000, 5000])
 def test_m06_batch_and_channel_companions(rng, dtype, T):
-    """A row alone, or a channel alone, has the bits that it has among others."""
+    """A row alone, or some channels alone, have the bits that they have among others."""
     shape = (5, T, 19)
     a, x, dh = gates(rng, shape, dtype), *normal(rng, (2, *shape), dtype)
     h0, dfinal = normal(rng, (2, 5, 19), dtype)
@@ -223,7 +223,7 @@ def test_m06_batch_and_channel_companions(rng, dtype, T):
     for rows, channels in [
         (2, slice(None)),
         (slice(1, 3), slice(None)),
-        (slice(None), slice(7, 8)),
+        (slice(None), slice(2, 19)),
     ]:
         part = np.s_[rows, :, channels]
         state = np.s_[rows, channels]
