@@ -4,7 +4,20 @@
 // Dtypes: f16, bf16, f32, f64, c64, c128; a, x, h share one. h0, dfinal and dh0 may have it or the
 // accumulation dtype, which final_state always has. Every array may have any strides. Calls write
 // into the caller's arrays and workspace and allocate nothing; arrays that are written must not
-// overlap any other. Results depend on the values and T alone: not on B, D, strides or threads.
+// overlap any other.
+//
+// Bits: the same inputs give the same bits, whatever the threads, the other rows of the batch and
+// the run. There are two orders of merging, one for arrays whose steps lie side by side (and for
+// very few channels), one for all others; between the two, as between instruction sets, the last
+// bits differ.
+//
+// Accuracy: the error of float32 against a loop in double precision, as a multiple of a serial
+// float32 loop's error; measured at T = 20,000 with inputs of one sign. 32 channels: at most 1.3
+// for gates that vary, up to 0.9999. One channel: at most 2.1 up to 0.999. Constant gates close to
+// 1 are the worst case, since every segment's gain is then off by the same rounding: 2.5 at 0.999
+// and 5.6 at 0.9999 with 32 channels, 8 and 20 with one (there also for gates that vary around
+// 0.9999), which is an error of about 1e-5 of the state. With gates of exactly 1 the error is a
+// half to a tenth of the loop's.
 #pragma once
 
 #include "scanrnn/error.hpp"
