@@ -38,16 +38,18 @@ using Index = std::int64_t;
 // What a row is split into, the tile and the first pass matter most where one sequence keeps both
 // cores busy. (1, 2^20, 64) forward, streaming 21 ms: rows split into halves of 128 bytes, a thread
 // each, 53 ms (each core then prefetches the other's half too); tiles of time of 64 KiB 30.0 ms,
-// 256 KiB 25.9, 1 MiB 25.2. Sparing the first pass where the state is known: (1, 2^22, 1) 2.8
-// to 2.5.
+// 256 KiB 25.9, 1 MiB 25.2. (1, 65536, 512) in halves of 1 KiB: 36 ms, where streaming takes 11.5.
+// Sparing the first pass where the state is known: (1, 2^22, 1) 2.8 to 2.5.
 constexpr Index kWideLaneBytes = 16384;     // a block's row: one long run of memory
-constexpr Index kNarrowLaneBytes = 1024;    // the least that a row is split into
+constexpr Index kNarrowLaneBytes = 4096;    // the least that a row is split into
 constexpr Index kColumnLanes = 32;          // lanes of a block whose time axis is contiguous
 constexpr Index kColumnLeaves = 8;          // leaves staged at once there: runs of 256 steps
 constexpr Index kAlongLeast = 64;           // steps from which lanes are steps, where they lie so
 constexpr Index kReducedLanes = 256;        // block width where a gradient is summed over channels
 constexpr Index kTileBytes = 512 * 1024;    // inputs of a tile, that may be read twice
 constexpr Index kParallelElements = 32768;  // below this many elements a thread isn't worth waking
+constexpr int kReadySpins = 64;             // a fraction of a first pass
+constexpr Index kStreamAlignment = 16;      // of such outputs
 constexpr Index kStreamBytes = 4 << 20;     // outputs from this size on are written past the caches
 
 constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
@@ -214,7 +216,7 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
       if (share(block) > share(plan.block)) plan.block = block;
     }
     if (share(plan.block) < 0.85) {
-      Index steps = kRunSteps;
+      Index steps = 4 * kRunSteps;
       if (plan.along) {
         plan.block = 1;
       } else {
@@ -728,9 +730,8 @@ class Worker {
   bool goes_past_cache(const Operand& o, Index step) const {
     if (o.base == nullptr) return true;
     const Rows rows = output_rows(o, step, 0, true);
-    const std::size_t bytes = static_cast<std::size_t>(plan_.vector_lanes) * plan_.scalar;
-    return o.direct && reinterpret_cast<std::uintptr_t>(rows.data) % bytes == 0 &&
-           rows.stride % plan_.vector_lanes == 0;
+    return o.direct && reinterpret_cast<std::uintptr_t>(rows.data) % kStreamAlignment == 0 &&
+           rows.stride * static_cast<Index>(plan_.scalar) % kStreamAlignment == 0;
   }
 
   static char* at_lane(char* vector, Index lane, std::size_t scalar) {
@@ -896,9 +897,9 @@ class Worker {
                  : is_run_direct(o) ? run_address(o, step, steps)
                                     : o.buffer;
       (p_.backward ? g.din[i] : g.out) = to;
-      const std::size_t bytes = static_cast<std::size_t>(plan_.vector_lanes) * plan_.scalar;
       const std::size_t first = g.descending ? static_cast<std::size_t>(steps) * plan_.scalar : 0;
-      if (to == o.buffer || (reinterpret_cast<std::uintptr_t>(to) + first) % bytes != 0) {
+      if (to == o.buffer ||
+          (reinterpret_cast<std::uintptr_t>(to) + first) % kStreamAlignment != 0) {
         g.past_cache = false;
       }
       if (p_.backward && sum_input_[i] >= 0) g.sum[i] = sum_[sum_input_[i]];
@@ -1043,14 +1044,18 @@ class Worker {
     map_kernels_.add(static_cast<int>(plan_.padded), plane_, earlier, total);
   }
 
+  static void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+  }
+
   // Flags: 0 unpublished, 1 a map, 2 a map with a reset in it.
   bool wait_for(Index item) const {
     std::uint32_t flag;
     for (int spins = 0; (flag = flags_[item].load(std::memory_order_acquire)) == 0; ++spins) {
       if (spins < 2000) {
-#if defined(__x86_64__)
-        _mm_pause();
-#endif
+        pause();
       } else {
         std::this_thread::yield();  // the tile's thread may have been put off its core
       }
@@ -1079,12 +1084,17 @@ class Worker {
     flags_[first_item + tile].store(cut ? 2 : 1, std::memory_order_release);
   }
 
-  // Whether look_back would find all that it waits for.
+  // Whether look_back would find all that it waits for, at once or within a moment: the tile before
+  // may be about to publish, having waited for the same node as this thread just completed.
   bool is_ready(Index first_item, Index tile) const {
-    for (Index rest = tile; rest > 0; rest &= rest - 1) {
-      if (flags_[first_item + rest - 1].load(std::memory_order_relaxed) == 0) return false;
+    Index rest = tile;
+    for (int spins = 0; rest > 0 && spins < kReadySpins; ++spins) {
+      while (rest > 0 && flags_[first_item + rest - 1].load(std::memory_order_relaxed) != 0) {
+        rest &= rest - 1;
+      }
+      if (rest > 0) pause();
     }
-    return true;
+    return rest == 0;
   }
 
   // start_ becomes the state before this tile: the nodes of its number's binary digits, oldest

@@ -34,7 +34,7 @@ struct LeafArgs {
   std::ptrdiff_t plane = 0;
   /// Every row lies in the caches: kernels need not walk memory in its own order.
   bool resident = false;
-  /// Every row that is written is aligned to vectors and one of too many to be worth caching.
+  /// Every row that is written is aligned to 16 bytes and one of too many to be worth caching.
   bool past_cache = false;
   ConstRows in[kMaxInputs];
   const std::uint8_t* reset = nullptr;  ///< one flag a step, or null

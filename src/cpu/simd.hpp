@@ -81,15 +81,27 @@ SCANRNN_HD void store_some(S* p, const Vec<S>& r, int first, int count) {
   for (int i = 0; i < count; ++i) p[i] = r.v[first + i];
 }
 
-/// A store that does not bring the line into the caches; `p` aligned to a vector.
+/// A store that does not bring the line into the caches; `p` aligned to 16 bytes. (NumPy aligns
+/// large arrays to no more than that. Stores that follow one another fill lines all the same.)
 template <class S>
 SCANRNN_HD void store_past_cache(S* p, const Vec<S>& r) {
+#if defined(__SSE2__)
 #if defined(__AVX512F__)
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)r.v);
+  if (reinterpret_cast<std::uintptr_t>(p) % kVectorBytes == 0) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)r.v);
+    return;
+  }
 #elif defined(__AVX2__)
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)r.v);
-#elif defined(__SSE2__)
-  _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)r.v);
+  if (reinterpret_cast<std::uintptr_t>(p) % kVectorBytes == 0) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)r.v);
+    return;
+  }
+#endif
+  __m128i parts[kVectorBytes / 16];
+  __builtin_memcpy(parts, &r.v, kVectorBytes);
+  for (int i = 0; i < kVectorBytes / 16; ++i) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p) + i, parts[i]);
+  }
 #else
   store(p, r);
 #endif

@@ -175,9 +175,9 @@ void transfer_columns(const TransferArgs& g) {
   } else {
     const std::ptrdiff_t steps = g.steps / n * n;
     const int lanes = g.lanes / n * n;
-    [[maybe_unused]] const bool past_cache =
-        g.past_cache && reinterpret_cast<std::uintptr_t>(g.target) % kVectorBytes == 0 &&
-        g.lane_stride % n == 0;
+    [[maybe_unused]] const bool past_cache = g.past_cache &&
+                                             reinterpret_cast<std::uintptr_t>(g.target) % 16 == 0 &&
+                                             g.lane_stride % kPartLanes<S> == 0;
     for (int i = 0; i < lanes; i += n) {
       for (std::ptrdiff_t t = 0; t < steps; t += n) {
         Vec<S> block[n];
