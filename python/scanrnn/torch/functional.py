@@ -124,7 +124,8 @@ def scan(
         a = _number(fn, a, x)
     if not isinstance(x, Tensor) or a.dtype != x.dtype:
         x, a = _one_dtype(fn, x=x, a=a)
-    h0 = state_dtype(fn, "h0", h0, x)
+    if h0 is not None:
+        h0 = state_dtype(fn, "h0", h0, x)
     plain = cu_seqlens is lengths is reset is None and padding_side == "right"
     if plain and axis == -2 and x.ndim == a.ndim == 3:
         # Most calls, and the operator's own layout.
