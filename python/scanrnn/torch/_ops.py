@@ -294,7 +294,17 @@ def _scan(
         # The least that a call can be; what the general way costs would show.
         h_, final_ = _describe(h), _describe(final)
         _core.scan_forward(
-            _describe(a), _describe(x), None, h_, final_, reverse, offsets, None, None, False, stream
+            _describe(a),
+            _describe(x),
+            None,
+            h_,
+            final_,
+            reverse,
+            offsets,
+            None,
+            None,
+            False,
+            stream,
         )
         return h, final
     tensors = (_expand_batch(a, axes, x), x, h0, h, final, lengths, reset)
