@@ -631,7 +631,8 @@ def test_inside_control_flow(rng):
     assert_close(jax.grad(loss, every)(a, x, h0), want)
     assert_close(jax.grad(partial(loss, checkpoint=True), every)(a, x, h0), want)
     assert_close(jax.jit(jax.grad(loss, every))(a, x, h0), want)
-    many = [np.stack([v, 2 * v]) for v in (a, x, h0)]
+    # Gates stay below 1: the sine of states that grow exponentially tells rounding errors apart.
+    many = [np.stack([v, scale * v]) for v, scale in ((a, 0.5), (x, 2), (h0, 2))]
     assert_close(
         jax.vmap(jax.grad(loss, every))(*many), stacked(jax.grad(whole, every), (0, 0, 0), many, 2)
     )
