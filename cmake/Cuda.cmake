@@ -3,7 +3,7 @@
 # AUTO takes it when it can be had and says in one line when it can't; ON fails with one line that
 # says what to do.
 set(SCANRNN_HAS_CUDA OFF)
-file(GLOB scanrnn_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
+file(GLOB_RECURSE scanrnn_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
 
 function(scanrnn_no_cuda reason advice)
     if(SCANRNN_CUDA STREQUAL "ON")

@@ -18,7 +18,6 @@
 // is 1.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_profiler_api.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -35,6 +34,10 @@
 #include <vector>
 
 #include "scanrnn/scanrnn.hpp"
+
+// Of the runtime; their header is the only one that comes in a package of its own.
+extern "C" cudaError_t CUDARTAPI cudaProfilerStart();
+extern "C" cudaError_t CUDARTAPI cudaProfilerStop();
 
 namespace {
 

@@ -6,6 +6,8 @@ SCANRNN_SDIST   the source distribution
 SCANRNN_SOURCE  that distribution unpacked, where a build folder of it may lie already
 SCANRNN_WHEEL   a wheel built from it
 SCANRNN_INSTALL an install tree (`cmake --install build --prefix ...`)
+
+It is built for the CPU, unless CUDACXX names a CUDA compiler.
 """
 
 import os
@@ -17,6 +19,8 @@ from pathlib import Path
 
 import pytest
 from commands import REPOSITORY, Run, pip
+
+os.environ.setdefault("CUDACXX", "none")
 
 
 @pytest.fixture(scope="session")
