@@ -8,14 +8,20 @@ int64 7 and uint8 8 (bool is passed as uint8).
 The accumulation dtype of float16, bfloat16 and float32 is float32; other dtypes accumulate in
 themselves. Every compute function releases the GIL, allocates nothing that outlives the call, and
 checks all of its arguments before it writes anything: ValueError and TypeError name the argument,
-what was given and what was expected.
+what was given and what was expected. On CUDA a call only enqueues its work on the given stream, and
+the values of index arrays are not checked, which would wait for the device.
 
-The descriptors do not own memory: the caller keeps the arrays alive during a call.
+The descriptors do not own memory: the caller keeps the arrays alive during a call (a CUDA array:
+until the stream has done the work, for which a stream-ordered allocator suffices).
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 Descriptor: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
+#: (bytes, CUDA ordinal) -> (pointer, owner): lends device memory until the owner is dropped, which
+#: is when the call returns. Not called for calls that need none, nor on the CPU.
+Allocate: TypeAlias = Callable[[int, int], tuple[int, object]]
 
 class BuildInfo(TypedDict):
     """What `build_info` returns."""
@@ -41,6 +47,7 @@ def scan_forward(
     reset: Descriptor | None = None,
     left_padded: bool = False,
     stream: int = 0,
+    allocate: Allocate | None = None,
 ) -> None:
     """Write h_t = a_t h_{t-1} + x_t to h, and the last state of each sequence to final.
 
@@ -57,10 +64,13 @@ def scan_forward(
         reset: (B, T) uint8; nonzero drops the state that enters this step.
         left_padded: the valid steps are the last lengths[b] ones.
         stream: CUDA stream as an integer, 0 for the legacy default stream.
+        allocate: lends the workspace of a CUDA call, 16-byte aligned and not cleared.
 
     Raises:
         ValueError: a shape, a device, a stride or an offset is wrong.
         TypeError: a dtype is wrong.
+        RuntimeError: CUDA arrays, and the build has no CUDA backend or no kernel for the device's
+            architecture, or CUDA reported an error.
     """
 
 def scan_backward(
@@ -79,6 +89,7 @@ def scan_backward(
     left_padded: bool = False,
     conj: bool = True,
     stream: int = 0,
+    allocate: Allocate | None = None,
 ) -> None:
     """Write the gradients of `scan_forward`, from its output h.
 
@@ -99,10 +110,12 @@ def scan_backward(
         left_padded: as in `scan_forward`.
         conj: complex gradients in PyTorch's convention (a and h conjugated), else in JAX's.
         stream: as in `scan_forward`.
+        allocate: as in `scan_forward`.
 
     Raises:
         ValueError: a shape, a device, a stride or an offset is wrong.
         TypeError: a dtype is wrong.
+        RuntimeError: as in `scan_forward`.
     """
 
 def sru_forward(
@@ -123,6 +136,7 @@ def sru_forward(
     reset: Descriptor | None = None,
     left_padded: bool = False,
     stream: int = 0,
+    allocate: Allocate | None = None,
 ) -> None:
     """Write the fused SRU layer's output to h.
 
@@ -148,10 +162,12 @@ def sru_forward(
         reset: as in `scan_forward`.
         left_padded: as in `scan_forward`.
         stream: as in `scan_forward`.
+        allocate: as in `scan_forward`.
 
     Raises:
         ValueError: a shape, a device, a stride or an offset is wrong.
         TypeError: a dtype is wrong.
+        RuntimeError: as in `scan_forward`.
     """
 
 def sru_checkpoint_rows(B: int, T: int, N: int) -> int:
@@ -182,6 +198,7 @@ def sru_backward(
     reset: Descriptor | None = None,
     left_padded: bool = False,
     stream: int = 0,
+    allocate: Allocate | None = None,
 ) -> None:
     """Write the gradients of `sru_forward`; states and gates are recomputed from checkpoints.
 
@@ -212,10 +229,13 @@ def sru_backward(
         reset: see activation.
         left_padded: see activation.
         stream: see activation.
+        allocate: see activation.
 
     Raises:
         ValueError: a shape, a device, a stride or an offset is wrong.
         TypeError: a dtype is wrong.
+        RuntimeError: CUDA arrays, and the build has no CUDA backend or no kernel for the device's
+            architecture, or CUDA reported an error.
     """
 
 def merge_trace(
@@ -269,5 +289,43 @@ def from_dlpack(obj: Any) -> tuple[Descriptor, object]:
         TypeError: obj is neither, its dtype has no code, or its dtype has more than one lane.
     """
 
-def ffi_targets() -> dict[str, Any]:
-    """XLA FFI handlers by target name, as capsules; empty when built without XLA's headers."""
+def ffi_targets(platform: str = "cpu") -> dict[str, Any]:
+    """XLA FFI handlers by target name, as capsules; empty when built without XLA's headers.
+
+    Args:
+        platform: "cpu" or "CUDA". The handlers for CUDA take one more result, a uint8 buffer that
+            is the call's workspace.
+
+    Raises:
+        ValueError: there is no such platform.
+    """
+
+def ffi_workspace_bytes(
+    name: str,
+    operands: Sequence[tuple[int, Sequence[int]]],
+    results: Sequence[tuple[int, Sequence[int]]],
+    reverse: bool,
+    packed: bool,
+    left_padded: bool,
+    order: int,
+    activation: int,
+    device: int,
+) -> int:
+    """Bytes of workspace that a call of an FFI target needs.
+
+    Args:
+        name: the target.
+        operands: dtype code and shape of each, as XLA passes them.
+        results: likewise, without the workspace.
+        reverse: attribute of the call, likewise all that follow up to activation.
+        packed: see reverse.
+        left_padded: see reverse.
+        order: see reverse.
+        activation: see reverse.
+        device: CUDA ordinal, or -1 for the CPU.
+
+    Raises:
+        ValueError: a shape is wrong.
+        TypeError: a dtype is wrong.
+        RuntimeError: there is no such device, or the build has no CUDA backend.
+    """

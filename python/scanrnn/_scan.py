@@ -14,6 +14,7 @@ from ._array import (
     Array,
     Frontend,
     adopt,
+    device_options,
     give_back,
     owner_of,
     require_one_framework,
@@ -183,20 +184,21 @@ def scan(
         )
 
     library, (x_, a_, h0_) = adopt("scan", {"x": x, "a": a}, {"h0": h0})
-    layout = Layout("scan", "x", library, x_, axis, cu_seqlens, lengths, reset, padding_side)
-    inputs = [layout.gate("a", a_), layout.full("x", x_), layout.state("h0", h0_)]
-    if out is None:
-        h = library.empty_like(x_)
-    else:
-        h = out
-        check_out("scan", library, out, "x", {"a": a_, "x": x_, "h0": h0_})
-    final = None
-    if return_final:
-        final = library.empty(layout.state_shape, library.dtype(ACCUMULATION[layout.code]), x_)
-    arrays = [*inputs, layout.full("out", h), layout.state("final", final)]
-    calls = layout.calls(arrays, reverse=bool(reverse), stream=library.stream(x_))
-    for parts, keywords in calls:
-        _core.scan_forward(*parts, **keywords)
+    with library.guard(x_):
+        layout = Layout("scan", "x", library, x_, axis, cu_seqlens, lengths, reset, padding_side)
+        inputs = [layout.gate("a", a_), layout.full("x", x_), layout.state("h0", h0_)]
+        if out is None:
+            h = library.empty_like(x_)
+        else:
+            h = out
+            check_out("scan", library, out, "x", {"a": a_, "x": x_, "h0": h0_})
+        final = None
+        if return_final:
+            final = library.empty(layout.state_shape, library.dtype(ACCUMULATION[layout.code]), x_)
+        arrays = [*inputs, layout.full("out", h), layout.state("final", final)]
+        calls = layout.calls(arrays, reverse=bool(reverse), **device_options(library, x_))
+        for parts, keywords in calls:
+            _core.scan_forward(*parts, **keywords)
     if out is None:
         h = give_back(h, x)
     return (h, give_back(final, x)) if return_final else h
@@ -257,36 +259,37 @@ def scan_vjp(
     library, (h_, a_, dh_, dfinal_, h0_) = adopt(
         fn, {"h": h, "a": a}, {"dh": dh, "dfinal": dfinal, "h0": h0}
     )
-    layout = Layout(fn, "h", library, h_, axis, cu_seqlens, lengths, reset, padding_side)
-    inputs = [
-        layout.gate("a", a_),
-        layout.full("h", h_),
-        layout.state("h0", h0_),
-        layout.full("dh", dh_),
-        layout.state("dfinal", dfinal_),
-    ]
-    da, dx = library.empty_like(a_), library.empty_like(h_)
-    dh0 = None if h0_ is None else library.empty_like(h0_)
+    with library.guard(h_):
+        layout = Layout(fn, "h", library, h_, axis, cu_seqlens, lengths, reset, padding_side)
+        inputs = [
+            layout.gate("a", a_),
+            layout.full("h", h_),
+            layout.state("h0", h0_),
+            layout.full("dh", dh_),
+            layout.state("dfinal", dfinal_),
+        ]
+        da, dx = library.empty_like(a_), library.empty_like(h_)
+        dh0 = None if h0_ is None else library.empty_like(h0_)
 
-    def arrays() -> list[Any]:
-        outputs = [layout.gate("da", da), layout.full("dx", dx), layout.state("dh0", dh0)]
-        return inputs + outputs
+        def arrays() -> list[Any]:
+            outputs = [layout.gate("da", da), layout.full("dx", dx), layout.state("dh0", dh0)]
+            return inputs + outputs
 
-    gradient = arrays()
-    # When several calls share what da sums over, each batch row first gets its own.
-    partial = layout.broadcasts_batch(inputs[0]) and needs_split(layout.batch, gradient)
-    if partial:
-        shape = layout.with_full_batch(a_.shape)
-        inputs[0] = layout.gate("a", library.xp.broadcast_to(a_, shape))
-        da = library.empty(shape, a_.dtype, a_)
         gradient = arrays()
-    if 0 in layout.batch:
-        da[...] = 0  # a sum over no rows
-    calls = layout.calls(
-        gradient, reverse=bool(reverse), conj=bool(conj), stream=library.stream(h_)
-    )
-    for parts, keywords in calls:
-        _core.scan_backward(*parts, **keywords)
-    if partial:
-        da = layout.sum_to(da, a_.shape)
+        # When several calls share what da sums over, each batch row first gets its own.
+        partial = layout.broadcasts_batch(inputs[0]) and needs_split(layout.batch, gradient)
+        if partial:
+            shape = layout.with_full_batch(a_.shape)
+            inputs[0] = layout.gate("a", library.xp.broadcast_to(a_, shape))
+            da = library.empty(shape, a_.dtype, a_)
+            gradient = arrays()
+        if 0 in layout.batch:
+            da[...] = 0  # a sum over no rows
+        calls = layout.calls(
+            gradient, reverse=bool(reverse), conj=bool(conj), **device_options(library, h_)
+        )
+        for parts, keywords in calls:
+            _core.scan_backward(*parts, **keywords)
+        if partial:
+            da = layout.sum_to(da, a_.shape)
     return give_back(da, h), give_back(dx, h), None if dh0 is None else give_back(dh0, h)

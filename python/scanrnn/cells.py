@@ -17,6 +17,7 @@ from ._array import (
     Descriptor,
     Frontend,
     adopt,
+    device_options,
     give_back,
     owner_of,
     require_one_framework,
@@ -184,23 +185,24 @@ def sru(
         )
     call = _Sru(fn, required, optional, activation, axis, reverse, sequences, padding_side)
     layout, library = call.layout, call.library
-    dtype = library.dtype(ACCUMULATION[layout.code])
-    h = library.empty_like(call.u)
-    final = library.empty(layout.state_shape, dtype, call.u) if return_final else None
-    checkpoints = None
-    if return_checkpoints:
-        checkpoints = library.empty(call.checkpoints_shape, dtype, call.u)
-    outputs = [
-        layout.full("h", h),
-        layout.state("final", final),
-        call.describe_checkpoints(checkpoints),
-    ]
-    _core.sru_forward(*call.describe_arguments(call.arrays), *outputs, **call.keywords)
-    results = [call.restore("u", h)]
-    if final is not None:
-        results.append(call.restore("c0", final))
-    if checkpoints is not None:
-        results.append(checkpoints)
+    with library.guard(call.u):
+        dtype = library.dtype(ACCUMULATION[layout.code])
+        h = library.empty_like(call.u)
+        final = library.empty(layout.state_shape, dtype, call.u) if return_final else None
+        checkpoints = None
+        if return_checkpoints:
+            checkpoints = library.empty(call.checkpoints_shape, dtype, call.u)
+        outputs = [
+            layout.full("h", h),
+            layout.state("final", final),
+            call.describe_checkpoints(checkpoints),
+        ]
+        _core.sru_forward(*call.describe_arguments(call.arrays), *outputs, **call.keywords)
+        results = [call.restore("u", h)]
+        if final is not None:
+            results.append(call.restore("c0", final))
+        if checkpoints is not None:
+            results.append(checkpoints)
     results = [give_back(result, u) for result in results]
     return tuple(results) if len(results) > 1 else results[0]
 
@@ -272,17 +274,18 @@ def sru_vjp(
     extra = {"checkpoints": checkpoints, "dh": dh, "dfinal": dfinal}
     call = _Sru(fn, required, optional, activation, axis, reverse, sequences, padding_side, extra)
     layout, library = call.layout, call.library
-    grads = {n: None if v is None else library.empty_like(v) for n, v in call.arrays.items()}
-    inputs = [
-        *call.describe_arguments(call.arrays),
-        call.describe_checkpoints(call.extra["checkpoints"]),
-        layout.full("dh", call.extra["dh"]),
-        layout.state("dfinal", call.extra["dfinal"]),
-    ]
-    _core.sru_backward(*inputs, *call.describe_arguments(grads), **call.keywords)
-    return SruGrads(
-        *(None if v is None else give_back(call.restore(n, v), u) for n, v in grads.items())
-    )
+    with library.guard(call.u):
+        grads = {n: None if v is None else library.empty_like(v) for n, v in call.arrays.items()}
+        inputs = [
+            *call.describe_arguments(call.arrays),
+            call.describe_checkpoints(call.extra["checkpoints"]),
+            layout.full("dh", call.extra["dh"]),
+            layout.state("dfinal", call.extra["dfinal"]),
+        ]
+        _core.sru_backward(*inputs, *call.describe_arguments(grads), **call.keywords)
+        return SruGrads(
+            *(None if v is None else give_back(call.restore(n, v), u) for n, v in grads.items())
+        )
 
 
 def sru_step(
@@ -366,22 +369,25 @@ class _Sru:
         names = [*required, *optional, *(extra or {})]
         library, arrays = adopt(fn, required, optional | (extra or {}))
         named = dict(zip(names, arrays, strict=True))
-        layout = Layout(fn, "u", library, named["u"], axis, **sequences, padding_side=padding_side)
-        expect_dtype(fn, "u", named["u"], layout.code, REAL)
         self.fn = fn
         self.library = library
         self._split: Layout | None = None
-        if len(layout.batch) > 1:
-            self._split = layout
-            named = {n: self._merge(n, v) for n, v in named.items()}
-            rows = math.prod(layout.batch)
-            for n, shape in (("lengths", (rows,)), ("reset", (rows, layout.time))):
-                if sequences[n] is not None:
-                    value = library.auxiliary(sequences[n], named["u"])
-                    sequences = sequences | {n: value.reshape(shape)}
+        with library.guard(named["u"]):
             layout = Layout(
-                fn, "u", library, named["u"], -2, **sequences, padding_side=padding_side
+                fn, "u", library, named["u"], axis, **sequences, padding_side=padding_side
             )
+            expect_dtype(fn, "u", named["u"], layout.code, REAL)
+            if len(layout.batch) > 1:
+                self._split = layout
+                named = {n: self._merge(n, v) for n, v in named.items()}
+                rows = math.prod(layout.batch)
+                for n, shape in (("lengths", (rows,)), ("reset", (rows, layout.time))):
+                    if sequences[n] is not None:
+                        value = library.auxiliary(sequences[n], named["u"])
+                        sequences = sequences | {n: value.reshape(shape)}
+                layout = Layout(
+                    fn, "u", library, named["u"], -2, **sequences, padding_side=padding_side
+                )
         self.layout = layout
         self.arrays = {n: named[n] for n in (*required, *optional)}
         self.extra = {n: named[n] for n in extra or ()}
@@ -396,7 +402,7 @@ class _Sru:
             "lengths": layout.lengths,
             "reset": layout.reset,
             "left_padded": layout.left_padded,
-            "stream": library.stream(self.u),
+            **device_options(library, self.u),
         }
 
     def _merge(self, name: str, array: Any) -> Any:

@@ -145,6 +145,37 @@ class HostWorkspace {
   std::size_t bytes_;
 };
 
+/// Device memory for one call, from the framework's own allocator: `allocate(bytes, ordinal)`
+/// returns (pointer, owner). The owner is let go when the work has been enqueued, not when it is
+/// done, so the allocator must be stream-ordered, as those of all frameworks are: what it hands out
+/// again is used by later work of the same stream.
+class DeviceWorkspace {
+ public:
+  DeviceWorkspace(nb::handle allocate, std::size_t bytes, int ordinal) : bytes_(bytes) {
+    if (bytes == 0) return;
+    if (allocate.is_none()) {
+      throw InvalidArgument("allocate is None, expected a function that lends " +
+                            std::to_string(bytes) + " bytes of device memory");
+    }
+    lent_ = allocate(bytes, ordinal);
+    PyObject* lent = lent_.ptr();
+    if (!PyTuple_Check(lent) || PyTuple_Size(lent) != 2) {
+      throw InvalidType("allocate returned something else than (pointer, owner)");
+    }
+    memory_ = PyLong_AsVoidPtr(PyTuple_GetItem(lent, 0));
+    if (memory_ == nullptr) {
+      PyErr_Clear();
+      throw InvalidType("allocate returned no pointer");
+    }
+  }
+  operator Workspace() const { return {memory_, bytes_}; }
+
+ private:
+  nb::object lent_;
+  void* memory_ = nullptr;
+  std::size_t bytes_;
+};
+
 /// Runs `compute` with the GIL released. A thread that finds the interpreter gone when it wants the
 /// GIL back stops here for ever, as CPython 3.14 itself lets it: older versions end such a thread
 /// by an unwind that no destructor on the way may meet.
@@ -167,6 +198,21 @@ void without_gil(Compute&& compute) {
   PyEval_RestoreThread(thread);
 #endif
   if (error) std::rethrow_exception(error);
+}
+
+/// Runs a call in a workspace of the size it asks for. The GIL is released on CUDA too, although a
+/// launch is short: it waits when the device's queue is full, and what empties the queue may be a
+/// callback that needs the GIL.
+template <class Call>
+void run(const Call& call, const Target& target, nb::handle allocate,
+         std::size_t (*bytes_of)(const Call&, const Target&),
+         void (*compute)(const Call&, Workspace, const Target&)) {
+  if (target.device == Device::cpu) {
+    without_gil([&] { compute(call, HostWorkspace(bytes_of(call, target)), target); });
+    return;
+  }
+  const DeviceWorkspace workspace(allocate, bytes_of(call, target), target.index);
+  without_gil([&] { compute(call, workspace, target); });
 }
 
 void bind_scan(nb::module_& m);

@@ -7,7 +7,7 @@ namespace {
 
 void forward(nb::handle a, nb::handle x, nb::handle h0, nb::handle h, nb::handle final_state,
              bool reverse, nb::handle cu_seqlens, nb::handle lengths, nb::handle reset,
-             bool left_padded, std::uintptr_t stream) {
+             bool left_padded, std::uintptr_t stream, nb::handle allocate) {
   Arguments args;
   ScanForward call;
   call.x = args.input<3>(x, "x");
@@ -16,16 +16,13 @@ void forward(nb::handle a, nb::handle x, nb::handle h0, nb::handle h, nb::handle
   call.h = args.output<3>(h, "h");
   call.final_state = args.output<2>(final_state, "final_state");
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
-  const Target target = args.target(stream);
-  without_gil([&] {
-    scan_forward(call, HostWorkspace(scan_forward_workspace_bytes(call, target)), target);
-  });
+  run(call, args.target(stream), allocate, scan_forward_workspace_bytes, scan_forward);
 }
 
 void backward(nb::handle a, nb::handle h, nb::handle h0, nb::handle dh, nb::handle dfinal,
               nb::handle da, nb::handle dx, nb::handle dh0, bool reverse, nb::handle cu_seqlens,
               nb::handle lengths, nb::handle reset, bool left_padded, bool conj,
-              std::uintptr_t stream) {
+              std::uintptr_t stream, nb::handle allocate) {
   Arguments args;
   ScanBackward call;
   call.h = args.input<3>(h, "h");
@@ -38,10 +35,7 @@ void backward(nb::handle a, nb::handle h, nb::handle h0, nb::handle dh, nb::hand
   call.dh0 = args.output<2>(dh0, "dh0");
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   call.conjugate = conj;
-  const Target target = args.target(stream);
-  without_gil([&] {
-    scan_backward(call, HostWorkspace(scan_backward_workspace_bytes(call, target)), target);
-  });
+  run(call, args.target(stream), allocate, scan_backward_workspace_bytes, scan_backward);
 }
 
 }  // namespace
@@ -51,11 +45,11 @@ void bind_scan(nb::module_& m) {
   const auto optional = [](const char* name) { return nb::arg(name).none() = nb::none(); };
   m.def("scan_forward", &forward, arg("a"), arg("x"), arg("h0").none(), arg("h"),
         arg("final").none(), arg("reverse") = false, optional("cu_seqlens"), optional("lengths"),
-        optional("reset"), arg("left_padded") = false, arg("stream") = 0);
+        optional("reset"), arg("left_padded") = false, arg("stream") = 0, optional("allocate"));
   m.def("scan_backward", &backward, arg("a"), arg("h"), arg("h0").none(), arg("dh").none(),
         arg("dfinal").none(), arg("da").none(), arg("dx").none(), arg("dh0").none(),
         arg("reverse") = false, optional("cu_seqlens"), optional("lengths"), optional("reset"),
-        arg("left_padded") = false, arg("conj") = true, arg("stream") = 0);
+        arg("left_padded") = false, arg("conj") = true, arg("stream") = 0, optional("allocate"));
 }
 
 }  // namespace scanrnn::python

@@ -20,7 +20,8 @@ void read_inputs(Arguments& args, Call& call, nb::handle u, nb::handle f, nb::ha
 void forward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::handle bias_f,
              nb::handle bias_r, nb::handle c0, nb::handle h, nb::handle final_state,
              nb::handle checkpoints, int activation, bool reverse, nb::handle cu_seqlens,
-             nb::handle lengths, nb::handle reset, bool left_padded, std::uintptr_t stream) {
+             nb::handle lengths, nb::handle reset, bool left_padded, std::uintptr_t stream,
+             nb::handle allocate) {
   Arguments args;
   SruForward call;
   read_inputs(args, call, u, f, r, skip, bias_f, bias_r, c0);
@@ -29,9 +30,7 @@ void forward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::hand
   call.checkpoints = args.output<2>(checkpoints, "checkpoints");
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   call.activation = static_cast<Activation>(activation);
-  const Target target = args.target(stream);
-  without_gil(
-      [&] { sru_forward(call, HostWorkspace(sru_forward_workspace_bytes(call, target)), target); });
+  run(call, args.target(stream), allocate, sru_forward_workspace_bytes, sru_forward);
 }
 
 void backward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::handle bias_f,
@@ -39,7 +38,7 @@ void backward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::han
               nb::handle dfinal, nb::handle du, nb::handle df, nb::handle dr, nb::handle dskip,
               nb::handle dbias_f, nb::handle dbias_r, nb::handle dc0, int activation, bool reverse,
               nb::handle cu_seqlens, nb::handle lengths, nb::handle reset, bool left_padded,
-              std::uintptr_t stream) {
+              std::uintptr_t stream, nb::handle allocate) {
   Arguments args;
   SruBackward call;
   read_inputs(args, call, u, f, r, skip, bias_f, bias_r, c0);
@@ -55,10 +54,7 @@ void backward(nb::handle u, nb::handle f, nb::handle r, nb::handle skip, nb::han
   call.dc0 = args.output<2>(dc0, "dc0");
   call.sequences = args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   call.activation = static_cast<Activation>(activation);
-  const Target target = args.target(stream);
-  without_gil([&] {
-    sru_backward(call, HostWorkspace(sru_backward_workspace_bytes(call, target)), target);
-  });
+  run(call, args.target(stream), allocate, sru_backward_workspace_bytes, sru_backward);
 }
 
 }  // namespace
@@ -71,13 +67,14 @@ void bind_sru(nb::module_& m) {
         arg("bias_f").none(), arg("bias_r").none(), arg("c0").none(), arg("h"), arg("final").none(),
         arg("checkpoints").none(), arg("activation") = 0, arg("reverse") = false,
         optional("cu_seqlens"), optional("lengths"), optional("reset"), arg("left_padded") = false,
-        arg("stream") = 0);
+        arg("stream") = 0, optional("allocate"));
   m.def("sru_backward", &backward, arg("u"), arg("f"), arg("r"), arg("skip").none(),
         arg("bias_f").none(), arg("bias_r").none(), arg("c0").none(), arg("checkpoints"),
         arg("dh").none(), arg("dfinal").none(), arg("du").none(), arg("df").none(),
         arg("dr").none(), arg("dskip").none(), arg("dbias_f").none(), arg("dbias_r").none(),
         arg("dc0").none(), arg("activation") = 0, arg("reverse") = false, optional("cu_seqlens"),
-        optional("lengths"), optional("reset"), arg("left_padded") = false, arg("stream") = 0);
+        optional("lengths"), optional("reset"), arg("left_padded") = false, arg("stream") = 0,
+        optional("allocate"));
 }
 
 }  // namespace scanrnn::python

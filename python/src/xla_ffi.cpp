@@ -5,11 +5,20 @@
 // Every handler has a fixed list of operands and results. One without elements is an absent one:
 // jaxprs, and the rules that transform them, then never depend on which options a call uses. Only
 // the checkpoints, which are the last result of a forward call, may be left out.
+//
+// Each target has a handler for the CPU and one for CUDA. The latter has one more result, the
+// call's workspace, of the size that `ffi_workspace_bytes` tells beforehand: XLA records CUDA calls
+// into command buffers and replays these, so memory that the handler allocated itself would be gone
+// by then.
 #include "xla_ffi.hpp"
 
 namespace nb = nanobind;
 
 #ifdef SCANRNN_XLA_FFI
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +28,7 @@ namespace nb = nanobind;
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "scanrnn/cells.hpp"
 #include "scanrnn/scan.hpp"
@@ -31,6 +41,7 @@ using scanrnn::Array;
 using scanrnn::ConstArray;
 using scanrnn::DType;
 using scanrnn::Sequences;
+using scanrnn::Target;
 using scanrnn::Workspace;
 
 DType dtype_of(ffi::DataType type) {
@@ -68,57 +79,50 @@ constexpr int kOrders[3][3] = {
 };
 constexpr int kRowMajor[3] = {0, 1, 2};
 
-template <int Rank>
-Array<Rank> view(const ffi::AnyBuffer& buffer, const int* order = kRowMajor) {
-  const ffi::AnyBuffer::Dimensions dims = buffer.dimensions();
-  if (dims.size() != Rank) {
-    throw scanrnn::InvalidArgument("scanrnn: XLA passed a buffer of rank " +
-                                   std::to_string(dims.size()) + ", expected " +
-                                   std::to_string(Rank));
-  }
-  // XLA gives an empty buffer no address, but an array that must be there may well be empty.
-  static char nothing;
-  Array<Rank> array;
-  array.data = buffer.element_count() > 0 ? buffer.untyped_data() : &nothing;
-  array.dtype = dtype_of(buffer.element_type());
-  std::int64_t stride = 1;
-  for (int i = Rank - 1; i >= 0; --i) {
-    const int axis = order[i];
-    array.shape[axis] = dims[static_cast<std::size_t>(i)];
-    array.stride[axis] = stride;
-    stride *= array.shape[axis];
-  }
-  return array;
-}
+/// What stands for the address of an array that has none: one without elements, which XLA gives no
+/// memory, or any array before the call. Aligned as XLA's buffers are.
+alignas(256) char no_memory[256];
 
-template <int Rank>
-Array<Rank> optional_view(const ffi::AnyBuffer& buffer, const int* order = kRowMajor) {
-  return buffer.element_count() > 0 ? view<Rank>(buffer, order) : Array<Rank>{};
-}
+/// A dense buffer of the call.
+struct Buffer {
+  void* data;
+  DType dtype;
+  std::vector<std::int64_t> dims;
 
-/// The call's buffers, taken one after the other, and its attributes.
+  bool empty() const {
+    for (const std::int64_t n : dims) {
+      if (n == 0) return true;
+    }
+    return false;
+  }
+};
+
+struct Options {
+  bool reverse, packed, left_padded;
+  std::int32_t order, activation;
+};
+
+/// The call's buffers, taken one after the other, and its options.
 class Call {
  public:
-  Call(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes)
-      : operands_(operands),
-        results_(results),
-        attributes_(attributes),
-        order_(kOrders[attribute<std::int32_t>("order")]) {}
-
-  template <typename T>
-  T attribute(std::string_view name) const {
-    return checked(attributes_.get<T>(name));
+  Call(std::vector<Buffer> operands, std::vector<Buffer> results, const Options& options)
+      : options(options), operands_(std::move(operands)), results_(std::move(results)) {
+    if (options.order < 0 || options.order > 2) {
+      throw scanrnn::InvalidArgument("scanrnn: XLA passed an unknown order of axes");
+    }
   }
 
-  ConstArray<3> steps() { return view<3>(operand(), order_); }
-  ConstArray<3> optional_steps() { return optional_view<3>(operand(), order_); }
+  const Options options;
+
+  ConstArray<3> steps() { return view<3>(operand(), order()); }
+  ConstArray<3> optional_steps() { return optional_view<3>(operand(), order()); }
   template <int Rank>
   ConstArray<Rank> optional() {
     return optional_view<Rank>(operand());
   }
 
-  Array<3> steps_result() { return view<3>(result(), order_); }
-  Array<3> optional_steps_result() { return optional_view<3>(result(), order_); }
+  Array<3> steps_result() { return view<3>(result(), order()); }
+  Array<3> optional_steps_result() { return optional_view<3>(result(), order()); }
   template <int Rank>
   Array<Rank> optional_result() {
     return optional_view<Rank>(result());
@@ -129,115 +133,220 @@ class Call {
   Sequences sequences() {
     Sequences s;
     const ConstArray<1> index = optional<1>();
-    (attribute<bool>("packed") ? s.cu_seqlens : s.lengths) = index;
+    (options.packed ? s.cu_seqlens : s.lengths) = index;
     s.reset = optional<2>();
-    s.left_padded = attribute<bool>("left_padded");
-    s.reverse = attribute<bool>("reverse");
+    s.left_padded = options.left_padded;
+    s.reverse = options.reverse;
     return s;
   }
 
  private:
-  template <typename T>
-  static T checked(ffi::ErrorOr<T> value) {
-    if (value.has_error()) throw scanrnn::InvalidArgument("scanrnn: " + value.error().message());
-    return *value;
+  template <int Rank>
+  static Array<Rank> view(const Buffer& buffer, const int* order = kRowMajor) {
+    if (buffer.dims.size() != Rank) {
+      throw scanrnn::InvalidArgument("scanrnn: XLA passed a buffer of rank " +
+                                     std::to_string(buffer.dims.size()) + ", expected " +
+                                     std::to_string(Rank));
+    }
+    Array<Rank> array;
+    array.data = buffer.empty() ? no_memory : buffer.data;
+    array.dtype = buffer.dtype;
+    std::int64_t stride = 1;
+    for (int i = Rank - 1; i >= 0; --i) {
+      const int axis = order[i];
+      array.shape[axis] = buffer.dims[static_cast<std::size_t>(i)];
+      array.stride[axis] = stride;
+      stride *= array.shape[axis];
+    }
+    return array;
   }
-  ffi::AnyBuffer operand() { return checked(operands_.get<ffi::AnyBuffer>(next_operand_++)); }
-  ffi::AnyBuffer result() { return *checked(results_.get<ffi::AnyBuffer>(next_result_++)); }
 
-  ffi::RemainingArgs operands_;
-  ffi::RemainingRets results_;
-  ffi::Dictionary attributes_;
+  template <int Rank>
+  static Array<Rank> optional_view(const Buffer& buffer, const int* order = kRowMajor) {
+    return buffer.empty() ? Array<Rank>{} : view<Rank>(buffer, order);
+  }
+
+  const int* order() const { return kOrders[options.order]; }
+  const Buffer& operand() { return take(operands_, next_operand_); }
+  const Buffer& result() { return take(results_, next_result_); }
+  static const Buffer& take(const std::vector<Buffer>& buffers, std::size_t& next) {
+    if (next == buffers.size()) {
+      throw scanrnn::InvalidArgument("scanrnn: XLA passed too few buffers");
+    }
+    return buffers[next++];
+  }
+
+  std::vector<Buffer> operands_;
+  std::vector<Buffer> results_;
   std::size_t next_operand_ = 0;
   std::size_t next_result_ = 0;
-  const int* order_;
 };
 
-/// Lends `run` the workspace of `call`.
-template <typename C>
-void with_workspace(const C& call, std::size_t (*bytes_of)(const C&, const scanrnn::Target&),
-                    void (*run)(const C&, Workspace, const scanrnn::Target&)) {
-  const std::size_t bytes = bytes_of(call, {});
-  const std::unique_ptr<std::byte[]> memory(bytes > 0 ? new std::byte[bytes] : nullptr);
-  run(call, Workspace{memory.get(), bytes}, {});
+// ---- What is done with a call
+// --------------------------------------------------------------------
+
+template <class C>
+using BytesOf = std::size_t (*)(const C&, const Target&);
+template <class C>
+using Compute = void (*)(const C&, Workspace, const Target&);
+
+struct RunOnCpu {
+  template <class C>
+  void operator()(const C& call, BytesOf<C> bytes_of, Compute<C> compute) const {
+    const std::size_t bytes = bytes_of(call, {});
+    const std::unique_ptr<std::byte[]> memory(bytes > 0 ? new std::byte[bytes] : nullptr);
+    compute(call, Workspace{memory.get(), bytes}, {});
+  }
+};
+
+struct RunOnCuda {
+  Workspace workspace;
+  Target target;
+  template <class C>
+  void operator()(const C& call, BytesOf<C>, Compute<C> compute) const {
+    compute(call, workspace, target);
+  }
+};
+
+struct Measure {
+  Target target;
+  std::size_t* bytes;
+  template <class C>
+  void operator()(const C& call, BytesOf<C> bytes_of, Compute<C>) const {
+    *bytes = bytes_of(call, target);
+  }
+};
+
+// ---- The targets: operands and results stand in the order in which the members are set
+// -----------
+
+struct ScanForwardTarget {
+  static constexpr const char* name = "scanrnn_scan_forward";
+  template <class Action>
+  static void apply(Call& in, const Action& action) {
+    scanrnn::ScanForward call;
+    call.a = in.steps();
+    call.x = in.steps();
+    call.h0 = in.optional<2>();
+    call.sequences = in.sequences();
+    call.h = in.steps_result();
+    call.final_state = in.optional_result<2>();
+    action(call, scanrnn::scan_forward_workspace_bytes, scanrnn::scan_forward);
+  }
+};
+
+struct ScanBackwardTarget {
+  static constexpr const char* name = "scanrnn_scan_backward";
+  template <class Action>
+  static void apply(Call& in, const Action& action) {
+    scanrnn::ScanBackward call;
+    call.a = in.steps();
+    call.h = in.steps();
+    call.h0 = in.optional<2>();
+    call.dh = in.optional_steps();
+    call.dfinal = in.optional<2>();
+    call.sequences = in.sequences();
+    call.da = in.optional_steps_result();
+    call.dx = in.optional_steps_result();
+    call.dh0 = in.optional_result<2>();
+    call.conjugate = false;
+    action(call, scanrnn::scan_backward_workspace_bytes, scanrnn::scan_backward);
+  }
+};
+
+struct SruForwardTarget {
+  static constexpr const char* name = "scanrnn_sru_forward";
+  template <class Action>
+  static void apply(Call& in, const Action& action) {
+    scanrnn::SruForward call;
+    call.u = in.steps();
+    call.forget = in.steps();
+    call.reset = in.steps();
+    call.skip = in.optional_steps();
+    call.bias_forget = in.optional<1>();
+    call.bias_reset = in.optional<1>();
+    call.c0 = in.optional<2>();
+    call.sequences = in.sequences();
+    call.h = in.steps_result();
+    call.final_state = in.optional_result<2>();
+    if (in.has_more_results()) call.checkpoints = in.optional_result<2>();
+    call.activation = scanrnn::Activation{in.options.activation};
+    action(call, scanrnn::sru_forward_workspace_bytes, scanrnn::sru_forward);
+  }
+};
+
+struct SruBackwardTarget {
+  static constexpr const char* name = "scanrnn_sru_backward";
+  template <class Action>
+  static void apply(Call& in, const Action& action) {
+    scanrnn::SruBackward call;
+    call.u = in.steps();
+    call.forget = in.steps();
+    call.reset = in.steps();
+    call.skip = in.optional_steps();
+    call.bias_forget = in.optional<1>();
+    call.bias_reset = in.optional<1>();
+    call.c0 = in.optional<2>();
+    call.checkpoints = in.optional<2>();
+    call.dh = in.optional_steps();
+    call.dfinal = in.optional<2>();
+    call.sequences = in.sequences();
+    call.du = in.optional_steps_result();
+    call.dforget = in.optional_steps_result();
+    call.dreset = in.optional_steps_result();
+    call.dskip = in.optional_steps_result();
+    call.dbias_forget = in.optional_result<1>();
+    call.dbias_reset = in.optional_result<1>();
+    call.dc0 = in.optional_result<2>();
+    call.activation = scanrnn::Activation{in.options.activation};
+    action(call, scanrnn::sru_backward_workspace_bytes, scanrnn::sru_backward);
+  }
+};
+
+// ---- Handlers
+// ------------------------------------------------------------------------------------
+
+template <class T>
+T checked(ffi::ErrorOr<T> value) {
+  if (value.has_error()) throw scanrnn::InvalidArgument("scanrnn: " + value.error().message());
+  return *value;
 }
 
-// Operands and results stand in the order in which the members are set.
-
-void scan_forward(Call& in) {
-  scanrnn::ScanForward call;
-  call.a = in.steps();
-  call.x = in.steps();
-  call.h0 = in.optional<2>();
-  call.sequences = in.sequences();
-  call.h = in.steps_result();
-  call.final_state = in.optional_result<2>();
-  with_workspace(call, scanrnn::scan_forward_workspace_bytes, scanrnn::scan_forward);
+Buffer buffer_of(const ffi::AnyBuffer& buffer) {
+  const ffi::AnyBuffer::Dimensions dims = buffer.dimensions();
+  return {buffer.untyped_data(), dtype_of(buffer.element_type()), {dims.begin(), dims.end()}};
 }
 
-void scan_backward(Call& in) {
-  scanrnn::ScanBackward call;
-  call.a = in.steps();
-  call.h = in.steps();
-  call.h0 = in.optional<2>();
-  call.dh = in.optional_steps();
-  call.dfinal = in.optional<2>();
-  call.sequences = in.sequences();
-  call.da = in.optional_steps_result();
-  call.dx = in.optional_steps_result();
-  call.dh0 = in.optional_result<2>();
-  call.conjugate = false;
-  with_workspace(call, scanrnn::scan_backward_workspace_bytes, scanrnn::scan_backward);
+std::vector<Buffer> buffers_of(const ffi::RemainingArgs& operands) {
+  std::vector<Buffer> buffers;
+  buffers.reserve(operands.size());
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    buffers.push_back(buffer_of(checked(operands.get<ffi::AnyBuffer>(i))));
+  }
+  return buffers;
 }
 
-void sru_forward(Call& in) {
-  scanrnn::SruForward call;
-  call.u = in.steps();
-  call.forget = in.steps();
-  call.reset = in.steps();
-  call.skip = in.optional_steps();
-  call.bias_forget = in.optional<1>();
-  call.bias_reset = in.optional<1>();
-  call.c0 = in.optional<2>();
-  call.sequences = in.sequences();
-  call.h = in.steps_result();
-  call.final_state = in.optional_result<2>();
-  if (in.has_more_results()) call.checkpoints = in.optional_result<2>();
-  call.activation = scanrnn::Activation{in.attribute<std::int32_t>("activation")};
-  with_workspace(call, scanrnn::sru_forward_workspace_bytes, scanrnn::sru_forward);
+std::vector<Buffer> buffers_of(const ffi::RemainingRets& results) {
+  std::vector<Buffer> buffers;
+  buffers.reserve(results.size());
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    buffers.push_back(buffer_of(*checked(results.get<ffi::AnyBuffer>(i))));
+  }
+  return buffers;
 }
 
-void sru_backward(Call& in) {
-  scanrnn::SruBackward call;
-  call.u = in.steps();
-  call.forget = in.steps();
-  call.reset = in.steps();
-  call.skip = in.optional_steps();
-  call.bias_forget = in.optional<1>();
-  call.bias_reset = in.optional<1>();
-  call.c0 = in.optional<2>();
-  call.checkpoints = in.optional<2>();
-  call.dh = in.optional_steps();
-  call.dfinal = in.optional<2>();
-  call.sequences = in.sequences();
-  call.du = in.optional_steps_result();
-  call.dforget = in.optional_steps_result();
-  call.dreset = in.optional_steps_result();
-  call.dskip = in.optional_steps_result();
-  call.dbias_forget = in.optional_result<1>();
-  call.dbias_reset = in.optional_result<1>();
-  call.dc0 = in.optional_result<2>();
-  call.activation = scanrnn::Activation{in.attribute<std::int32_t>("activation")};
-  with_workspace(call, scanrnn::sru_backward_workspace_bytes, scanrnn::sru_backward);
+Options options_of(const ffi::Dictionary& attributes) {
+  return {checked(attributes.get<bool>("reverse")), checked(attributes.get<bool>("packed")),
+          checked(attributes.get<bool>("left_padded")),
+          checked(attributes.get<std::int32_t>("order")),
+          checked(attributes.get<std::int32_t>("activation"))};
 }
 
 /// No exception may reach XLA, which is C on this side.
-template <void (*Run)(Call&)>
-ffi::Error guarded(ffi::RemainingArgs operands, ffi::RemainingRets results,
-                   ffi::Dictionary attributes) {
+template <class Body>
+ffi::Error guarded(Body&& body) {
   try {
-    Call call(operands, results, attributes);
-    Run(call);
+    body();
     return ffi::Error::Success();
   } catch (const scanrnn::DeviceError& error) {
     return ffi::Error(ffi::ErrorCode::kFailedPrecondition, error.what());
@@ -250,38 +359,122 @@ ffi::Error guarded(ffi::RemainingArgs operands, ffi::RemainingRets results,
   }
 }
 
-#define SCANRNN_FFI_HANDLER(name, run)       \
-  XLA_FFI_DEFINE_HANDLER(name, guarded<run>, \
-                         ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs())
-SCANRNN_FFI_HANDLER(kScanForward, scan_forward);
-SCANRNN_FFI_HANDLER(kScanBackward, scan_backward);
-SCANRNN_FFI_HANDLER(kSruForward, sru_forward);
-SCANRNN_FFI_HANDLER(kSruBackward, sru_backward);
-#undef SCANRNN_FFI_HANDLER
+template <class T>
+ffi::Error on_cpu(ffi::RemainingArgs operands, ffi::RemainingRets results,
+                  ffi::Dictionary attributes) {
+  return guarded([&] {
+    Call call(buffers_of(operands), buffers_of(results), options_of(attributes));
+    T::apply(call, RunOnCpu{});
+  });
+}
 
-nb::dict cpu_targets() {
-  const std::pair<const char*, XLA_FFI_Handler*> handlers[] = {
-      {"scanrnn_scan_forward", kScanForward},
-      {"scanrnn_scan_backward", kScanBackward},
-      {"scanrnn_sru_forward", kSruForward},
-      {"scanrnn_sru_backward", kSruBackward},
-  };
-  nb::dict targets;
-  for (const auto& [name, handler] : handlers) {
-    targets[name] = nb::capsule(reinterpret_cast<void*>(handler));
+template <class T>
+ffi::Error on_cuda(void* stream, std::int32_t ordinal, ffi::RemainingArgs operands,
+                   ffi::RemainingRets results, ffi::Dictionary attributes) {
+  return guarded([&] {
+    std::vector<Buffer> buffers = buffers_of(results);
+    if (buffers.empty() || buffers.back().dims.size() != 1) {
+      throw scanrnn::InvalidArgument("scanrnn: XLA passed no workspace");
+    }
+    const Buffer last = std::move(buffers.back());
+    buffers.pop_back();
+    const Workspace workspace{last.data, static_cast<std::size_t>(last.dims[0])};
+    Call call(buffers_of(operands), std::move(buffers), options_of(attributes));
+    T::apply(call, RunOnCuda{workspace, {scanrnn::Device::cuda, ordinal, stream}});
+  });
+}
+
+template <class T>
+nb::capsule cpu_handler() {
+  XLA_FFI_DEFINE_HANDLER(handler, on_cpu<T>,
+                         ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+// The headers of CUDA aren't needed: its stream handles are pointers.
+template <class T>
+nb::capsule cuda_handler() {
+  XLA_FFI_DEFINE_HANDLER(handler, on_cuda<T>,
+                         ffi::Ffi::Bind()
+                             .Ctx<ffi::PlatformStream<void*>>()
+                             .Ctx<ffi::DeviceOrdinal>()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .Attrs(),
+                         {ffi::Traits::kCmdBufferCompatible});
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+// ---- Bindings
+// ------------------------------------------------------------------------------------
+
+template <class Visit>
+void for_each_target(Visit&& visit) {
+  visit(ScanForwardTarget{});
+  visit(ScanBackwardTarget{});
+  visit(SruForwardTarget{});
+  visit(SruBackwardTarget{});
+}
+
+nb::dict ffi_targets(const std::string& platform) {
+  if (platform != "cpu" && platform != "CUDA") {
+    throw scanrnn::InvalidArgument("ffi_targets: platform is " + platform +
+                                   ", expected cpu or CUDA");
   }
+  nb::dict targets;
+  for_each_target([&](auto target) {
+    using T = decltype(target);
+    targets[T::name] = platform == "cpu" ? cpu_handler<T>() : cuda_handler<T>();
+  });
   return targets;
+}
+
+/// (dtype code, dimensions) of a buffer that has no memory yet.
+using Shape = std::pair<int, std::vector<std::int64_t>>;
+
+std::vector<Buffer> buffers_of(const std::vector<Shape>& shapes) {
+  std::vector<Buffer> buffers;
+  for (const auto& [dtype, dims] : shapes) {
+    buffers.push_back({no_memory, static_cast<DType>(dtype), dims});
+  }
+  return buffers;
+}
+
+std::size_t ffi_workspace_bytes(const std::string& name, const std::vector<Shape>& operands,
+                                const std::vector<Shape>& results, bool reverse, bool packed,
+                                bool left_padded, int order, int activation, int device) {
+  Target target;
+  if (device >= 0) target = {scanrnn::Device::cuda, device, nullptr};
+  Call call(buffers_of(operands), buffers_of(results),
+            {reverse, packed, left_padded, order, activation});
+  std::size_t bytes = 0;
+  bool found = false;
+  for_each_target([&](auto candidate) {
+    using T = decltype(candidate);
+    if (name != T::name) return;
+    found = true;
+    T::apply(call, Measure{target, &bytes});
+  });
+  if (!found) {
+    throw scanrnn::InvalidArgument("ffi_workspace_bytes: there is no target " + name);
+  }
+  return bytes;
 }
 
 }  // namespace
 
+void bind_xla_ffi(nb::module_& m) {
+  using nb::arg;
+  m.def("ffi_targets", ffi_targets, arg("platform") = "cpu");
+  m.def("ffi_workspace_bytes", ffi_workspace_bytes, arg("name"), arg("operands"), arg("results"),
+        arg("reverse"), arg("packed"), arg("left_padded"), arg("order"), arg("activation"),
+        arg("device"));
+}
+
 #else
 
-static nb::dict cpu_targets() { return nb::dict(); }
+void bind_xla_ffi(nb::module_& m) {
+  m.def("ffi_targets", [](nb::handle) { return nb::dict(); }, nb::arg("platform") = "cpu");
+}
 
 #endif
-
-void bind_xla_ffi(nb::module_& m) {
-  m.def("ffi_targets", cpu_targets,
-        "XLA FFI handlers by target name, as capsules; empty when built without XLA's headers.");
-}

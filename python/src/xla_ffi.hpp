@@ -3,5 +3,5 @@
 
 #include <nanobind/nanobind.h>
 
-/// Defines `ffi_targets`, which gives JAX the XLA FFI handlers by name.
+/// Defines `ffi_targets`, which gives JAX the XLA FFI handlers by name, and `ffi_workspace_bytes`.
 void bind_xla_ffi(nanobind::module_& m);

@@ -4,6 +4,7 @@
 import itertools
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +30,8 @@ from jax_helpers import (
     values,
     x64,  # noqa: F401
 )
+from scanrnn import _core
+from scanrnn.jax import _cell
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -884,6 +887,78 @@ def test_needs_jax_and_its_handlers(run_python):
     assert "compiled without XLA's headers" in text
 
 
+def lowered(f, *arrays, platform="cuda"):
+    return jax.jit(f).trace(*arrays).lower(lowering_platforms=(platform,))
+
+
 def test_platforms_without_kernels():
-    with pytest.raises(NotImplementedError, match="this build has no kernel for cuda"):
-        jax.jit(srj.scan).trace(X, X).lower(lowering_platforms=("cuda",))
+    with pytest.raises(NotImplementedError, match="no kernel for tpu, only cpu or cuda"):
+        lowered(srj.scan, X, X, platform="tpu")
+
+
+@pytest.mark.skipif(scanrnn.cuda_available(), reason="is for machines without CUDA")
+def test_b05_without_cuda_the_error_says_why():
+    with pytest.raises(RuntimeError, match="CUDA"):
+        lowered(srj.scan, X, X)
+
+
+def test_lowering_for_cuda_adds_a_workspace(monkeypatch):
+    """The size is that which the core tells for the buffers that XLA will pass."""
+    asked = []
+
+    def sizes(name, operands, results, *, device, **attributes):
+        asked.append((name, device))
+        on_the_cpu = _core.ffi_workspace_bytes(name, operands, results, device=-1, **attributes)
+        assert on_the_cpu >= 0
+        return 1000 + len(asked)
+
+    monkeypatch.setattr(_cell, "_core", SimpleNamespace(ffi_workspace_bytes=sizes))
+
+    def loss(a, x, h0):
+        h, final = srj.scan(a, x, h0, axis=1, return_final=True)
+        return h.sum() + final.sum()
+
+    x = jnp.ones((2, 5, 3))
+    text = lowered(jax.grad(loss, (0, 1, 2)), x, x, x[:, 0]).as_text()
+    assert asked == [("scanrnn_scan_forward", 0), ("scanrnn_scan_backward", 0)]
+    forward, backward = (line for line in text.splitlines() if "custom_call @scanrnn" in line)
+    assert "-> (tensor<2x5x3xf64>, tensor<2x3xf64>, tensor<1001xui8>)" in forward
+    assert "tensor<1002xui8>)" in backward
+    assert "workspace" not in lowered(loss, x, x, x[:, 0], platform="cpu").as_text()
+
+
+def test_lowering_for_cuda_inside_of_shard_map(monkeypatch, mesh):
+    module = SimpleNamespace(ffi_workspace_bytes=lambda *_, **__: 16)
+    monkeypatch.setattr(_cell, "_core", module)
+    x = jnp.ones((2, 5, 3))
+    spec = PartitionSpec("data")
+    f = jax.shard_map(srj.scan, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    assert "tensor<1x5x3xf64>, tensor<1x3xf64>, tensor<16xui8>" in lowered(f, x, x).as_text()
+
+
+def test_workspace_of_a_target():
+    shape, state = (2, (2, 5, 3)), (2, (2, 3))
+    absent = (2, (0,))
+    options = {
+        "reverse": False, "packed": False, "left_padded": False, "order": 0, "activation": 0,
+    }  # fmt: skip
+
+    def size(name, operands, results, **changes):
+        return _core.ffi_workspace_bytes(
+            name, operands, results, device=-1, **{**options, **changes}
+        )
+
+    operands = [shape, shape, absent, absent, absent]
+    assert size("scanrnn_scan_forward", operands, [shape, state]) >= 0
+    with pytest.raises(ValueError, match="h has shape"):
+        size("scanrnn_scan_forward", operands, [(2, (2, 6, 3)), state])
+    with pytest.raises(TypeError, match="h has dtype"):
+        size("scanrnn_scan_forward", operands, [(3, (2, 5, 3)), state])
+    with pytest.raises(ValueError, match="too few buffers"):
+        size("scanrnn_scan_forward", operands[:-1], [shape, state])
+    with pytest.raises(ValueError, match="order"):
+        size("scanrnn_scan_forward", operands, [shape, state], order=3)
+    with pytest.raises(ValueError, match="there is no target scan"):
+        size("scan", operands, [shape, state])
+    with pytest.raises(ValueError, match="platform is rocm"):
+        _core.ffi_targets("rocm")

@@ -22,12 +22,14 @@ class Device:
 
     def __init__(self, ordinal):
         self.id = ordinal
+        self.before = []
 
     def __enter__(self):
-        self.before, Device.current = Device.current, self.id
+        self.before.append(Device.current)
+        Device.current = self.id
 
     def __exit__(self, *_):
-        Device.current = self.before
+        Device.current = self.before.pop()
 
 
 class ndarray:  # noqa: N801
@@ -68,7 +70,9 @@ def cupy(monkeypatch):
     module.broadcast_to = lambda a, shape: ndarray(np.broadcast_to(a.array, shape), a.device.id)
     module.may_share_memory = lambda a, b: np.may_share_memory(a.array, b.array)
     module.cuda = types.SimpleNamespace(
-        get_current_stream=lambda ordinal: types.SimpleNamespace(ptr=STREAM + ordinal)
+        Device=Device,
+        alloc=lambda size: types.SimpleNamespace(ptr=4096, size=size, device=Device.current),
+        get_current_stream=lambda ordinal: types.SimpleNamespace(ptr=STREAM + ordinal),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     adapter.library.cache_clear()
@@ -83,7 +87,7 @@ def calls(monkeypatch):
     told = []
 
     def on_the_cpu(function):
-        def call(*arrays, stream=0, **keywords):
+        def call(*arrays, stream=0, allocate=None, **keywords):
             def moved(value):
                 if not isinstance(value, tuple):
                     return value
@@ -93,6 +97,10 @@ def calls(monkeypatch):
             devices = set()
             arrays = [moved(value) for value in arrays]
             keywords = {name: moved(value) for name, value in keywords.items()}
+            (ordinal,) = devices
+            if ordinal >= 0:
+                pointer, owner = allocate(1024, ordinal)
+                assert (pointer, owner.size, owner.device) == (owner.ptr, 1024, ordinal)
             told.append((devices, stream))
             function(*arrays, **keywords)
 
@@ -162,6 +170,19 @@ def test_m02_mixed_devices(cupy, calls):
     with pytest.raises(TypeError, match=r"scan: a is a cupy\.ndarray, expected a numpy\.ndarray"):
         scan(ndarray(x), x)
     assert not calls
+
+
+def test_values_on_the_cpu_are_checked_before_they_are_copied(cupy, calls):
+    x = ndarray(np.ones((1, 5, 3), np.float32))
+    with pytest.raises(ValueError, match="scan: cu_seqlens ends at 4, expected 5"):
+        scan(0.5, x, cu_seqlens=[0, 4])
+    with pytest.raises(ValueError, match="scan: cu_seqlens decreases from 3 to 2 at index 2"):
+        scan(0.5, x, cu_seqlens=np.array([0, 3, 2, 5]))
+    with pytest.raises(ValueError, match=r"scan: lengths has the value 6, expected 0\.\.5"):
+        scan(0.5, x, lengths=[6])
+    assert not calls
+    scan(0.5, x, cu_seqlens=[0, 4, 5])
+    assert len(calls) == 1
 
 
 @pytest.mark.skipif(scanrnn.cuda_available(), reason="is for machines without CUDA")

@@ -40,6 +40,7 @@ __all__ = [
     "Owner",
     "Producer",
     "adopt",
+    "device_options",
     "give_back",
     "is_scalar",
     "owner_of",
@@ -178,6 +179,11 @@ def _typed_number(fn: str, name: str, value: complex, dtype: Any) -> Any:
     if type(value) is complex and dtype.kind != "c":
         raise TypeError(f"{fn}: {name} is complex, expected a real number for dtype {dtype}")
     return np.asarray(value, dtype)
+
+
+def device_options(library: Library, array: Any) -> dict[str, Any]:
+    """Keywords of the core's functions: where work on array goes, and what lends it memory."""
+    return {"stream": library.stream(array), "allocate": library.allocate}
 
 
 def give_back(result: Any, like: object) -> Any:

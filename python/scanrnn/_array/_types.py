@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -89,6 +92,12 @@ class Library(Protocol):
     def stream(self, array: Any) -> int:
         """Stream on which the library runs work on array now; 0 on the CPU."""
 
+    def allocate(self, size: int, ordinal: int) -> tuple[int, object]:
+        """Lend the core memory of a device, as `_core.Allocate`; not called on the CPU."""
+
+    def guard(self, array: Any) -> AbstractContextManager[object]:
+        """Makes array's device the current one, for the library's own functions."""
+
     def check_writable(self, fn: str, name: str, array: Any) -> None:
         """ValueError if the array may not be written."""
 
@@ -97,3 +106,6 @@ class Library(Protocol):
 
     def auxiliary(self, value: object, like: Any) -> Any:
         """Lengths, offsets or flags of any library (or a list) as an array on like's device."""
+
+    def host(self, value: object) -> np.ndarray[Any, Any] | None:
+        """The same in CPU memory, for one that goes from there to another device; else None."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ._types import Descriptor
 from .numpy import NumPy
@@ -57,6 +60,17 @@ class CuPy(NumPy):
         handle: int = self.xp.cuda.get_current_stream(array.device.id).ptr
         return handle
 
+    def allocate(self, size: int, ordinal: int) -> tuple[int, object]:
+        """Lend the core memory from CuPy's pool, which belongs to the current stream."""
+        with self.xp.cuda.Device(ordinal):
+            memory = self.xp.cuda.alloc(size)
+        return memory.ptr, memory
+
+    def guard(self, array: Any) -> AbstractContextManager[object]:
+        """See `Library`."""
+        device: AbstractContextManager[object] = array.device
+        return device
+
     def check_writable(self, fn: str, name: str, array: Any) -> None:
         """CuPy arrays always are."""
 
@@ -69,6 +83,10 @@ class CuPy(NumPy):
         """Lengths, offsets or flags as an array; see `Library`."""
         with like.device:
             return self.xp.asarray(value)
+
+    def host(self, value: object) -> np.ndarray[Any, Any] | None:
+        """Lists and NumPy arrays, before they are copied to the device."""
+        return np.asarray(value) if isinstance(value, (list, tuple, np.ndarray)) else None
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from . import owner_of
 from ._types import ACCUMULATION, COMPUTE, ITEMSIZES, NAMES, Descriptor, Library
+from .values import check_lengths, check_offsets
 
 PaddingSide: TypeAlias = Literal["left", "right"]
 # Which of them are None depends on the call, so the core's signatures can't be checked further.
@@ -148,6 +149,12 @@ class Layout:
         return descriptor
 
     def _index(self, name: str, value: object, main: Any) -> tuple[Any, Descriptor]:
+        host = self.library.host(value)
+        if host is not None and host.size and host.dtype.kind == "i":
+            if name == "lengths":
+                check_lengths(self.fn, host, self.time)
+            elif host.ndim == 1:
+                check_offsets(self.fn, host, self.time)
         array = self.library.auxiliary(value, main)
         if array.size == 0 and isinstance(value, (list, tuple)):  # NumPy makes [] a float array
             array = array.astype("int64")
@@ -175,13 +182,8 @@ class Layout:
         array, descriptor = self._index("lengths", value, main)
         expect_shape(self.fn, "lengths", array.shape, self.batch)
         # The core checks values too, but of one call at a time: here before the first one writes.
-        if len(self.batch) > 1 and self.main[4] < 0 and array.size:
-            low, high = int(array.min()), int(array.max())
-            if low < 0 or high > self.time:
-                wrong = low if low < 0 else high
-                raise ValueError(
-                    f"{self.fn}: lengths has {wrong}, expected values from 0 to {self.time}"
-                )
+        if len(self.batch) > 1 and self.main[4] < 0:
+            check_lengths(self.fn, array, self.time)
         return descriptor if self.batch else _insert_axis(descriptor)
 
     def _reset(self, value: object, main: Any) -> Descriptor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,6 +116,14 @@ class NumPy:
         """0: the CPU has no streams."""
         return 0
 
+    def allocate(self, size: int, ordinal: int) -> tuple[int, object]:
+        """See `Library`. On the CPU the core has memory of its own."""
+        raise NotImplementedError
+
+    def guard(self, array: Any) -> AbstractContextManager[object]:
+        """See `Library`."""
+        return nullcontext()
+
     def check_writable(self, fn: str, name: str, array: Any) -> None:
         """See `Library`."""
         if not array.flags.writeable:
@@ -128,3 +137,7 @@ class NumPy:
     def auxiliary(self, value: object, like: Any) -> Any:
         """Lengths, offsets or flags as an array; see `Library`."""
         return np.asarray(value)
+
+    def host(self, value: object) -> np.ndarray[Any, Any] | None:
+        """None: arrays stay in CPU memory, and the core checks their values."""
+        return None

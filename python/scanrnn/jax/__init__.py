@@ -11,15 +11,15 @@ except ImportError as error:
 
 from .. import _core
 
-_targets = _core.ffi_targets()
-if not _targets:
+if not _core.ffi_targets():
     raise RuntimeError(
         "scanrnn.jax: this build of scanrnn has no JAX handlers, because it was compiled without "
         "XLA's headers. They come with jaxlib: install it, then scanrnn from source by "
         "'pip install --no-binary scanrnn --force-reinstall scanrnn'"
     )
-for _name, _handler in _targets.items():
-    jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
+for _platform in ("cpu", "CUDA"):  # JAX keeps those for CUDA until it finds a GPU
+    for _name, _handler in _core.ffi_targets(_platform).items():
+        jax.ffi.register_ffi_target(_name, _handler, platform=_platform)
 
 from ._scan import scan  # noqa: E402
 from ._sru import SruParams, sru, sru_init, sru_layer, sru_step  # noqa: E402

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .._array.values import check_lengths, check_offsets
 from ._cell import (
     ACCUMULATION,
     CHANNELS_INNERMOST,
@@ -91,26 +92,15 @@ def _check_offsets(fn: str, value: Any, time: int) -> Array:
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{fn}: cu_seqlens has shape {array.shape}, expected (N + 1,)")
     if values is not None:
-        if values[0] != 0:
-            raise ValueError(f"{fn}: cu_seqlens starts at {values[0]}, expected 0")
-        drops = np.flatnonzero(values[1:] < values[:-1])
-        if drops.size:
-            i = int(drops[0])
-            raise ValueError(
-                f"{fn}: cu_seqlens decreases from {values[i]} to {values[i + 1]} at index {i + 1}, "
-                "expected offsets that don't decrease"
-            )
-        if values[-1] != time:
-            raise ValueError(f"{fn}: cu_seqlens ends at {values[-1]}, expected {time}")
+        check_offsets(fn, values, time)
     return array
 
 
 def _check_lengths(fn: str, value: Any, batch: tuple[int, ...], time: int) -> Array:
     array, values = _index(fn, "lengths", value)
     expect_shape(fn, "lengths", array, batch)
-    if values is not None and values.size and not 0 <= values.min() <= values.max() <= time:
-        wrong = values.min() if values.min() < 0 else values.max()
-        raise ValueError(f"{fn}: lengths has the value {wrong}, expected 0..{time}")
+    if values is not None:
+        check_lengths(fn, values, time)
     return array
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -32,6 +32,9 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
+
+from .. import _core
+from .._array.numpy import dtype_code
 
 Arrays: TypeAlias = Sequence[Array]
 Dims: TypeAlias = Sequence[int | None]
@@ -133,10 +136,29 @@ def _primitive(name: str, avals: Callable[..., Sequence[Any]]) -> core.Primitive
     return p
 
 
-def _lower_to_core(p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) -> None:
-    """Lower a primitive to the core's kernel of the same name."""
+def _workspace_bytes(name: str, operands: Arrays, results: Sequence[Any], attributes: Any) -> int:
+    """Bytes of workspace of a CUDA call: the most that any device of this process needs."""
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:  # lowered where there is none; the core says what is missing
+        devices = []
 
-    def call(*operands: Array, options: Options, **params: Any) -> list[Array]:
+    def shapes(arrays: Sequence[Any]) -> list[tuple[int, Sequence[int]]]:
+        codes = [dtype_code(x.dtype) for x in arrays]
+        return [(code, x.shape) for code, x in zip(codes, arrays, strict=True) if code is not None]
+
+    return max(
+        _core.ffi_workspace_bytes(
+            name, shapes(operands), shapes(results), device=ordinal, **attributes
+        )
+        for ordinal in {device.local_hardware_id or 0 for device in devices} or {0}
+    )
+
+
+def _lower_to_core(p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) -> None:
+    """Lower a primitive to the core's kernels of the same name."""
+
+    def call(*operands: Array, options: Options, on_cuda: bool, **params: Any) -> list[Array]:
         # Orders are their own inverses. XLA finds that these transpositions undo the caller's.
         order = MEMORY_ORDERS[options.order]
 
@@ -144,24 +166,25 @@ def _lower_to_core(p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) ->
             return x.transpose(order) if x.ndim == 3 else x
 
         avals = avals_of(*map(jax.typeof, operands), options=options, **params)
-        results_of = [jax.eval_shape(reorder, x) for x in avals]
-        kernel = jax.ffi.ffi_call(p.name, results_of)
-        results = kernel(
-            *map(reorder, operands),
-            reverse=options.reverse,
-            packed=options.packed,
-            left_padded=options.left_padded,
-            order=np.int32(options.order),
-            activation=np.int32(options.activation),
-        )
-        return list(map(reorder, results))
+        results_of: list[Any] = [jax.eval_shape(reorder, x) for x in avals]
+        ordered = list(map(reorder, operands))
+        attributes = asdict(options)
+        if on_cuda:
+            size = _workspace_bytes(p.name, ordered, results_of, attributes)
+            workspace = jax.ShapeDtypeStruct((size,), np.uint8)  # type: ignore[no-untyped-call]
+            results_of.append(workspace)
+        attributes = {k: np.int32(v) if type(v) is int else v for k, v in attributes.items()}
+        results = jax.ffi.ffi_call(p.name, results_of)(*ordered, **attributes)
+        return list(map(reorder, results[: len(avals)]))
 
     def refuse(ctx: Any, *_: Any, **__: Any) -> Any:
         platforms = ", ".join(ctx.module_context.platforms)
-        raise NotImplementedError(f"{p.name}: this build has no kernel for {platforms}, only cpu")
+        raise NotImplementedError(f"{p.name}: there is no kernel for {platforms}, only cpu or cuda")
 
     mlir.register_lowering(p, refuse)
-    mlir.register_lowering(p, mlir.lower_fun(call, multiple_results=True), platform="cpu")
+    for platform in ("cpu", "cuda"):
+        lowered = functools.partial(call, on_cuda=platform == "cuda")
+        mlir.register_lowering(p, mlir.lower_fun(lowered, multiple_results=True), platform=platform)
 
 
 def _jvp_of(

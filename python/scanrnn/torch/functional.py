@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias, overload
 import torch
 from torch import Tensor
 
+from scanrnn._array.values import check_lengths, check_offsets
+
 from . import _ops
 from ._ops import ACCUMULATION, OptTensor, check_dtype, check_shape, name_of
 
@@ -106,7 +108,9 @@ def scan(
         lengths: int32 or int64 in x's batch shape, the valid steps of each sequence, 0 to T. Steps
             beyond are not read; h and all gradients are 0 there.
         reset: bool, uint8 or 0/1 floats in x's batch shape plus (T,); where set, the state that
-            enters this step (h0 too) is dropped: h_t = x_t.
+            enters this step (h0 too) is dropped: h_t = x_t. On CUDA, cu_seqlens, lengths and reset
+            belong on x's device. From the CPU, or as lists, they are checked and copied there, not
+            so while a CUDA graph is captured; on the device their values are not checked.
         padding_side: "left" if the valid steps of `lengths` are the last ones, not the first.
         return_final: return the final states too.
 
@@ -118,6 +122,7 @@ def scan(
     Raises:
         ValueError: a shape, length, offset or device is wrong.
         TypeError: a dtype is wrong, or the dtypes of a and x differ outside of autocast.
+        RuntimeError: CUDA tensors, and this build has no CUDA backend or no kernel for the device.
     """
     fn = "scan"
     if not isinstance(a, Tensor):
@@ -410,11 +415,12 @@ class _Layout:
         if cu_seqlens is not None and lengths is not None:
             raise ValueError(f"{self.fn}: cu_seqlens and lengths are exclusive")
         shape = [n for i, n in enumerate(self.x.shape) if i != self.axis][:-1]
-        cu_seqlens = index_tensor(self.fn, "cu_seqlens", cu_seqlens, self.x)
-        lengths = index_tensor(self.fn, "lengths", lengths, self.x)
+        time = self.x.shape[self.axis]
+        cu_seqlens = index_tensor(self.fn, "cu_seqlens", cu_seqlens, self.x, time)
+        lengths = index_tensor(self.fn, "lengths", lengths, self.x, time)
         reset = flag_tensor(self.fn, "reset", reset, self.x)
         check_shape(self.fn, "lengths", lengths, shape)
-        check_shape(self.fn, "reset", reset, (*shape, self.x.shape[self.axis]))
+        check_shape(self.fn, "reset", reset, (*shape, time))
         self.packed = cu_seqlens is not None
         if not shape:
             lengths = None if lengths is None else lengths.unsqueeze(0)
@@ -439,23 +445,75 @@ class _Layout:
         return t if self.packed or self.x.ndim > 2 else t.squeeze(0)
 
 
-def index_tensor(fn: str, name: str, value: Any, x: Tensor) -> OptTensor:
-    """Offsets or lengths, of any library or a sequence of numbers, as a tensor on x's device."""
+def index_tensor(fn: str, name: str, value: Any, x: Tensor, time: int) -> OptTensor:
+    """Offsets or lengths, of any library or a sequence of numbers, as a tensor on x's device.
+
+    Args:
+        fn: the public function, for error texts.
+        name: "cu_seqlens" or "lengths".
+        value: what the caller gave; None stays None.
+        x: the main tensor.
+        time: the number of steps of x.
+
+    Raises:
+        TypeError: the dtype is not int32 or int64.
+        ValueError: a value is wrong, where it can be known without waiting for a device (and the
+            core won't see to it), or it is on another device than x and not on the CPU.
+    """
     if value is None:
         return None
     if isinstance(value, (list, tuple)) and not value:
         value = torch.empty(0, dtype=torch.int64)  # an empty list has no dtype of its own
-    index = torch.as_tensor(value, device=x.device)
+    index = _as_tensor(value, x)
     check_dtype(fn, name, index, (torch.int32, torch.int64))
-    return index
+    if x.is_cuda and index.is_cpu and index.numel() and not torch.compiler.is_compiling():
+        if name == "lengths":
+            check_lengths(fn, index.numpy(), time)
+        elif index.ndim == 1:
+            check_offsets(fn, index.numpy(), time)
+    return to_device_of(fn, name, index, x)
 
 
 def flag_tensor(fn: str, name: str, value: Any, x: Tensor) -> OptTensor:
     """Flags, of any library or a sequence, as a bool or uint8 tensor on x's device."""
     if value is None:
         return None
-    flags = torch.as_tensor(value, device=x.device)
+    flags = _as_tensor(value, x)
     if flags.is_floating_point() or isinstance(value, (list, tuple)):
         flags = flags.bool()
     check_dtype(fn, name, flags, (torch.bool, torch.uint8))
-    return flags
+    return to_device_of(fn, name, flags, x)
+
+
+def _as_tensor(value: Any, x: Tensor) -> Tensor:
+    """A tensor on the device where the caller's values are: the CPU for a list."""
+    if isinstance(value, Tensor):
+        return value
+    on_gpu = hasattr(value, "__cuda_array_interface__")
+    return torch.as_tensor(value, device=x.device if on_gpu else "cpu")
+
+
+def to_device_of(fn: str, name: str, t: Tensor, x: Tensor) -> Tensor:
+    """A small tensor on x's device: the CPU's go to a GPU without waiting for it.
+
+    Raises:
+        ValueError: t is on another device, and not on the CPU.
+        RuntimeError: t is on the CPU, and a CUDA graph is captured that would copy it again at each
+            replay, from memory that holds something else by then.
+    """
+    if t.device == x.device:
+        return t
+    if not t.is_cpu:
+        raise ValueError(
+            f"{fn}: {name} is on device {t.device}, expected {x.device} (the device of the input) "
+            "or the CPU"
+        )
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return t.to(x.device)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{fn}: {name} is on the CPU, expected a tensor on {x.device} during the capture of a "
+            "CUDA graph"
+        )
+    # From pinned memory, which PyTorch keeps until the copy is done. Otherwise it would wait.
+    return t.pin_memory().to(x.device, non_blocking=True)

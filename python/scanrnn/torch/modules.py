@@ -21,6 +21,7 @@ from .functional import (
     flag_tensor,
     index_tensor,
     state_dtype,
+    to_device_of,
 )
 
 __all__ = ["SRU"]
@@ -231,11 +232,19 @@ class SRU(nn.Module):
             return self._run(input, hx, lengths, reset, cu_seqlens, padding_side)
         if not (lengths is reset is cu_seqlens is None):
             raise ValueError("SRU: lengths, reset or cu_seqlens was given beside a PackedSequence")
-        order, offsets = _sequence_major(input)
+        order, back, offsets = (
+            to_device_of("SRU", "input.batch_sizes", t, input.data)
+            for t in _sequence_major(input.batch_sizes)
+        )
+        if hx is not None and input.sorted_indices is not None:
+            check_shape("SRU", "hx", hx, self._state_shape((len(input.sorted_indices),)))
+            hx = hx.index_select(1, input.sorted_indices)
         x = input.data.index_select(0, order)
         output, h_n = self._run(x, hx, None, None, offsets, "right")
+        if input.unsorted_indices is not None:
+            h_n = h_n.index_select(1, input.unsorted_indices)
         packed = PackedSequence(
-            output.index_select(0, order.argsort()),
+            output.index_select(0, back),
             input.batch_sizes,
             input.sorted_indices,
             input.unsorted_indices,
@@ -290,8 +299,11 @@ class SRU(nn.Module):
         if padding_side not in ("right", "left"):
             raise ValueError(f"SRU: padding_side is {padding_side!r}, expected 'right' or 'left'")
 
-        lengths = index_tensor("SRU", "lengths", lengths, input)
-        cu_seqlens = index_tensor("SRU", "cu_seqlens", cu_seqlens, input)
+        single = input.ndim == 2
+        time_axis, batch_axis = (1, 0) if self.batch_first else (0, 1)
+        time = input.shape[0 if single else time_axis]
+        lengths = index_tensor("SRU", "lengths", lengths, input, time)
+        cu_seqlens = index_tensor("SRU", "cu_seqlens", cu_seqlens, input, time)
         reset = flag_tensor("SRU", "reset", reset, input)
         check_shape("SRU", "reset", reset, input.shape[:-1])
         if reset is not None and self.bidirectional:
@@ -299,8 +311,6 @@ class SRU(nn.Module):
                 "SRU: reset was given to a bidirectional layer, whose second direction comes from "
                 "the other side; expected cu_seqlens for sequences end to end"
             )
-        single = input.ndim == 2
-        batch_axis = 0 if self.batch_first else 1
         x = input.unsqueeze(batch_axis) if single else input
         if reset is not None:
             reset = reset.unsqueeze(0) if single else reset if self.batch_first else reset.T
@@ -321,13 +331,14 @@ class SRU(nn.Module):
             h_n.squeeze(1) if without_batch else h_n,
         )
 
+    def _state_shape(self, batch: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.num_layers * self._directions, *batch, self.hidden_size)
+
     def _initial_states(self, hx: OptTensor, N: int, without_batch: bool) -> tuple[OptTensor, ...]:
         """(directions, N, D) for each layer."""
         if hx is None:
             return (None,) * self.num_layers
-        rows = self.num_layers * self._directions
-        batch = () if without_batch else (N,)
-        check_shape("SRU", "hx", hx, (rows, *batch, self.hidden_size))
+        check_shape("SRU", "hx", hx, self._state_shape(() if without_batch else (N,)))
         hx = hx.unsqueeze(1) if without_batch else hx
         layers: tuple[Tensor, ...] = hx.unflatten(0, (self.num_layers, -1)).unbind(0)
         return layers
@@ -341,7 +352,8 @@ class SRU(nn.Module):
         mask = F.dropout(x.new_ones(N, x.shape[-1]), self.dropout)
         if cu_seqlens is None:
             return x * mask.unsqueeze(time_axis)
-        return x * mask.repeat_interleave(cu_seqlens.diff(), 0).unsqueeze(batch_axis)
+        steps = mask.repeat_interleave(cu_seqlens.diff(), 0, output_size=x.shape[time_axis])
+        return x * steps.unsqueeze(batch_axis)
 
     def _layer(
         self, layer: int, x: Tensor, c0: OptTensor, options: tuple[Any, ...]
@@ -371,23 +383,26 @@ class SRU(nn.Module):
         return h if self.batch_first else h.transpose(0, 1), final
 
 
-def _sequence_major(packed: PackedSequence) -> tuple[Tensor, Tensor]:
-    """How to lay the steps of packed sequences end to end, in the caller's order of sequences.
+def _sequence_major(sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How to lay the steps of packed sequences end to end, in their packed order.
+
+    Computed on the CPU, where PyTorch keeps the sizes: a GPU need not be waited for.
+
+    Args:
+        sizes: rows of each step, which do not increase.
 
     Returns:
-        The place in packed.data of each step, and the offsets of the sequences, both int64.
+        The place in the packed data of each step, the inverse of that, and the offsets of the
+        sequences, all int64.
     """
-    sizes = packed.batch_sizes  # rows of each step, not increasing, on the CPU
-    steps = len(sizes)
+    device = sizes.device  # not the default one
     first_row = sizes.cumsum(0) - sizes
     ends_here = sizes - torch.cat([sizes[1:], sizes.new_zeros(1)])
-    lengths = torch.arange(steps, 0, -1).repeat_interleave(ends_here.flip(0))
-    rank = torch.arange(len(lengths))  # of each of the caller's sequences among the packed ones
-    if packed.unsorted_indices is not None:
-        rank = packed.unsorted_indices.cpu()
-        lengths = lengths[rank]
+    lengths = torch.arange(len(sizes), 0, -1, device=device).repeat_interleave(ends_here.flip(0))
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    step = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)
+    steps = torch.arange(int(offsets[-1]), device=device)
+    step = steps - offsets[:-1].repeat_interleave(lengths)
+    rank = torch.arange(len(lengths), device=device)
     order = first_row[step] + rank.repeat_interleave(lengths)
-    device = packed.data.device
-    return order.to(device), offsets.to(device)
+    back = torch.empty_like(order).index_copy_(0, order, steps)
+    return order, back, offsets
