@@ -531,12 +531,12 @@ def section_layers(report: Report, options: Options) -> None:
             for cell in (torch.nn.LSTM, torch.nn.GRU):
                 calls[cell.__name__] = layer(cell(D, D, batch_first=True, device=DEVICE), x)
         t = times({name: Contender(call) for name, call in calls.items()})
-        other = t.get("package", SRU_PACKAGE.get(shape, float("nan")) * 1e-3)
+        other = t.get("package", SRU_PACKAGE.get(shape, 0) * 1e-3) or None
         goals = SRU_GOALS.get(shape, ("-", "-"))
         table.row(
-            shape_text(shape), ms(other),
-            ms(t["layer"]), f"**{other / t['layer']:.1f}x** ({goals[0]})",
-            ms(t["recurrence"]), f"**{other / t['recurrence']:.1f}x** ({goals[1]})",
+            shape_text(shape), "-" if other is None else ms(other),
+            ms(t["layer"]), f"**{faster(other, t['layer'])}** ({goals[0]})",
+            ms(t["recurrence"]), f"**{faster(other, t['recurrence'])}** ({goals[1]})",
             *(ms(t[name]) if name in t else "-" for name in ("LSTM", "GRU")),
         )  # fmt: skip
 
