@@ -958,8 +958,7 @@ int run_grid(const std::vector<Case>& cases, const Options& options, Clock& cloc
 const char kHelp[] =
     "usage: scanrnn_cuda_bench [option ...]\n"
     "  --filter TEXT   only rows whose name contains TEXT; given twice, both\n"
-    "  --grid          the library's choice of kernel against the serial and the tree kernel, "
-    "over\n"
+    "  --grid          the library's choice of kernel against each of its kernels, over many\n"
     "                  shapes; exit status 1 if the choice is slower than serial by more than 3%\n"
     "  --rounds N      calls of which the median is taken (25)\n"
     "  --quick         --rounds 5\n"
