@@ -1,0 +1,153 @@
+"""The same bits: run after run, in any batch, beside other work, and in every process."""
+
+# ruff: noqa: E402
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import scanrnn.torch as srt
+from gpu_helpers import LAYOUTS, TORCH_DTYPES, leaf, scan_and_gradients
+
+
+def random(device, *shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator(device).manual_seed(seed)
+    wide = torch.complex64 if dtype.is_complex else torch.float32
+    return torch.randn(shape, dtype=wide, device=device, generator=generator).to(dtype)
+
+
+def scan_case(device, shape, layout, dtype=torch.float32, broadcast=False):
+    """A function that runs scan forward and backward and returns all results."""
+    B, _, D = shape
+    arrange = LAYOUTS[layout]
+    a = random(device, *((1, 1, D) if broadcast else shape), dtype=dtype, seed=1)
+    a = a / (1 + a.abs())
+    x, dh = (arrange(random(device, *shape, dtype=dtype, seed=s)) for s in (2, 3))
+    h0 = random(device, B, D, dtype=dtype, seed=4)
+    return lambda: scan_and_gradients(a if broadcast else arrange(a), x, h0, dh, None)
+
+
+def sru_case(device, shape):
+    B, T, D = shape
+    u = random(device, B, T, 3 * D, seed=5)
+    bias = random(device, 2, D, seed=6)
+    dh = random(device, B, T, D, seed=7)
+
+    def run():
+        inputs = [leaf(v) for v in (*u.chunk(3, -1), u[..., :D], *bias)]
+        h = srt.sru(*inputs, activation="tanh")
+        return (h.detach(), *torch.autograd.grad(h, inputs, dh))
+
+    return run
+
+
+CASES = {
+    "btd": lambda d: scan_case(d, (8, 4097, 512), "btd"),
+    "bdt": lambda d: scan_case(d, (8, 4097, 512), "bdt"),
+    "tbd": lambda d: scan_case(d, (8, 4097, 512), "tbd"),
+    "strided": lambda d: scan_case(d, (4, 3001, 96), "every-third-channel"),
+    "thin": lambda d: scan_case(d, (1, 300_001, 2), "btd"),
+    "half": lambda d: scan_case(d, (4, 4097, 256), "btd", torch.bfloat16),
+    "complex": lambda d: scan_case(d, (4, 4097, 64), "bdt", torch.complex64),
+    "broadcast gate": lambda d: scan_case(d, (8, 4097, 512), "btd", broadcast=True),
+    "broadcast gate bdt": lambda d: scan_case(d, (8, 4097, 512), "bdt", broadcast=True),
+    "sru": lambda d: sru_case(d, (8, 4097, 128)),
+}
+
+
+def assert_equal(results, expected):
+    for i, (got, value) in enumerate(zip(results, expected, strict=True)):
+        if value is not None:
+            assert torch.equal(got, value), f"result {i} has other bits"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_m06_a_hundred_runs(device, name):
+    run = CASES[name](device)
+    expected = run()
+    for _ in range(100 if device == "cuda" else 2):
+        assert_equal(run(), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_m06_beside_work_that_disturbs_the_schedule(cuda, name):
+    """Blocks start late and in another order while other kernels hold multiprocessors."""
+    run = CASES[name](cuda)
+    expected = run()
+    torch.cuda.synchronize()
+    side, matrix = torch.cuda.Stream(), random(cuda, 2048, 2048)
+    small = random(cuda, 1000)
+    for i in range(20):
+        with torch.cuda.stream(side):
+            for _ in range(5):
+                matrix @ matrix if i % 2 else small.sin()
+            torch.cuda._sleep(10_000 * i)
+        assert_equal(run(), expected)
+
+
+def test_m06_many_streams_at_once(cuda):
+    runs = [CASES[name](cuda) for name in ("btd", "bdt", "thin", "half", "broadcast gate", "sru")]
+    expected = [run() for run in runs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(priority=-(i % 2)) for i in range(len(runs))]
+    for _ in range(20):
+        results = []
+        for stream, run in zip(streams, runs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(run())
+        torch.cuda.synchronize()
+        for got, value in zip(results, expected, strict=True):
+            assert_equal(got, value)
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
+@pytest.mark.parametrize("layout", ["btd", "bdt", "tbd", "channels-from-1"])
+@pytest.mark.parametrize(("T", "D"), [(1, 7), (300, 3), (2500, 40), (17, 1), (20_000, 1)])
+def test_a_row_alone_has_the_bits_it_has_in_a_batch(device, T, D, layout, dtype):
+    B = 5
+    a, x, dh = (
+        LAYOUTS[layout](random(device, B, T, D, dtype=dtype, seed=i) * 0.7) for i in range(3)
+    )
+    h0 = random(device, B, D, dtype=dtype, seed=9)
+    whole = scan_and_gradients(a, x, h0, dh, None)
+    for part in (slice(0, 1), slice(3, 4), slice(2, 5)):
+        some = scan_and_gradients(a[part], x[part], h0[part], dh[part], None)
+        assert_equal(some, [v[part] for v in whole])
+
+
+def test_a_sequence_has_the_same_bits_packed_and_alone(device):
+    """Where a sequence starts in a pack makes no difference."""
+    T, D = 3000, 24
+    a, x, dh = (random(device, 1, T, D, seed=i) * 0.7 for i in range(3))
+    parts = {}
+    for ends in ([0, 100, 2100, 3000], [0, 1, 100, 2100, 2101, 3000]):
+        cu_seqlens = torch.tensor(ends, device=device)
+        h, _, da, dx, _ = scan_and_gradients(a, x, None, dh, None, cu_seqlens=cu_seqlens)
+        parts[len(ends)] = [v[:, 100:2100] for v in (h, da, dx)]
+    for one, other in zip(*parts.values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_m06_in_other_processes(cuda, run_python):
+    code = (
+        "import sys, hashlib, torch\n"
+        f"sys.path[:0] = {sys.path!r}\n"
+        "from test_gpu_bits import CASES\n"
+        "digest = hashlib.sha256()\n"
+        "for name in ('btd', 'bdt', 'broadcast gate', 'sru'):\n"
+        "    for t in CASES[name]('cuda')():\n"
+        "        digest.update(t.cpu().numpy().tobytes())\n"
+        "print(digest.hexdigest())\n"
+    )
+    assert run_python(code) == run_python(code)
+
+
+def test_m06_with_pytorchs_deterministic_mode(device):
+    run = CASES["broadcast gate"](device)
+    expected = run()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_equal(run(), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
