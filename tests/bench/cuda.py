@@ -6,10 +6,10 @@
                                                what stands there for the same device
     python tests/bench/cuda.py --quick         tiny shapes and few rounds: shows that it runs
 
-The kernels are measured by a program, scanrnn_cuda_bench (cuda.cu beside this file, which says
-how), that a build with -DSCANRNN_CUDA=ON -DSCANRNN_BUILD_BENCHMARKS=ON makes. It is looked for in
-build/; --program or SCANRNN_CUDA_BENCH names it elsewhere. The other sections use the installed
-scanrnn.
+The kernels are measured by a program, cuda.cu beside this file, which says how. nvcc (or what
+CUDACXX names) compiles it here on the installed scanrnn, unless --program or SCANRNN_CUDA_BENCH
+names the scanrnn_cuda_bench of a build with -DSCANRNN_BUILD_BENCHMARKS=ON. Without nvcc, or with a
+scanrnn that isn't installed, it is looked for in build/.
 
 Times of whole calls are those of the host's clock, from the call until the device is done, new
 outputs included: medians of rounds in which all contenders of a row take turns. Short calls are
@@ -28,6 +28,7 @@ import platform
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs
 
 import scanrnn
 from scanrnn import _core
+from scanrnn._info import cmake_dir
 
 from cpu import HERE, Report, Table, faster, ms
 
@@ -162,13 +164,27 @@ def with_gradient(function: Callable[[Any, Any], Any], a: Any, x: Any) -> Callab
 # ---- Kernels -------------------------------------------------------------------------------------
 
 
-def find_program(given: str | None) -> Path | None:
+def find_program(given: str | None, folder: Path) -> Path | None:
+    """The kernels' benchmark: the one that is named, compiled into the folder, or in build/."""
     if named := given or os.environ.get("SCANRNN_CUDA_BENCH"):
         if not Path(named).is_file():
             sys.exit(f"cuda.py: there is no {named}")
         return Path(named).resolve()
-    found = sorted(ROOT.glob("build/*/tests/bench/scanrnn_cuda_bench"))
-    found += sorted(ROOT.glob("build/tests/bench/scanrnn_cuda_bench"))
+    compilers = (os.environ.get("CUDACXX"), "nvcc", "/usr/local/cuda/bin/nvcc")
+    nvcc = next(filter(None, (shutil.which(name) for name in compilers if name)), None)
+    try:
+        package = cmake_dir().parents[2]
+    except FileNotFoundError:  # scanrnn isn't installed but used from its sources
+        nvcc = None
+    if nvcc is not None:
+        program = folder / "scanrnn_cuda_bench"
+        command = [nvcc, "-std=c++17", "-O3", "-arch=native", "-Xcompiler=-pthread"]
+        command += [f"-I{package / 'include'}", str(HERE / "cuda.cu")]
+        command += [str(package / "lib" / "libscanrnn.a")]
+        subprocess.run([*command, "-o", str(program)], check=True)
+        return program
+    found = [*ROOT.glob("build/*/tests/bench/scanrnn_cuda_bench")]
+    found += ROOT.glob("build/tests/bench/scanrnn_cuda_bench")
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -216,7 +232,7 @@ def kernel_table(report: Report, rows: list[Row]) -> None:
 def section_kernels(report: Report, options: Options) -> None:
     """Kernels alone, against a streaming kernel."""
     if options.program is None:
-        report("\nKernels: not measured, there is no scanrnn_cuda_bench")
+        report("\nKernels: not measured, no nvcc and no scanrnn_cuda_bench")
         return
     _, rows = run_program(options, *(["--quick"] if options.quick else []))
     report(
@@ -243,7 +259,7 @@ def section_kernels(report: Report, options: Options) -> None:
 def section_choice(report: Report, options: Options) -> None:
     """The library's choice of kernel against the serial one."""
     if options.program is None:
-        report("\nChoice of kernel: not measured, there is no scanrnn_cuda_bench")
+        report("\nChoice of kernel: not measured, no nvcc and no scanrnn_cuda_bench")
         return
     quick = ["--quick", "--filter", " 1,64,"] if options.quick else []
     _, rows = run_program(options, "--grid", *quick)
@@ -567,7 +583,7 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def heading(report: Report, options: Options, sections: Sequence[str]) -> None:
+def heading(report: Report, sections: Sequence[str]) -> None:
     import torch
 
     names = ("numpy", "torch", "jax", "cupy-cuda13x", "accelerated-scan", "fla", "sru")
@@ -581,8 +597,6 @@ def heading(report: Report, options: Options, sections: Sequence[str]) -> None:
         f"Python {platform.python_version()}, {packages}; CUDA {torch.version.cuda} in PyTorch; "
         f"{device.multi_processor_count} multiprocessors, {device.total_memory / 2**30:.0f} GiB"
     )
-    if options.program:
-        report(f"Kernels measured by {options.program.name}.")
 
 
 def title() -> str:
@@ -624,11 +638,16 @@ def main() -> int:
     if arguments.quick:
         global ROUNDS
         ROUNDS = 3
-    options = Options(find_program(arguments.program), arguments.quick)
     report = Report()
-    heading(report, options, arguments.section)
-    for name in arguments.section or SECTIONS:
-        SECTIONS[name](report, options)
+    with tempfile.TemporaryDirectory() as folder:
+        sections = arguments.section or list(SECTIONS)
+        program = None
+        if {"kernels", "choice"} & set(sections):
+            program = find_program(arguments.program, Path(folder))
+        options = Options(program, arguments.quick)
+        heading(report, arguments.section)
+        for name in sections:
+            SECTIONS[name](report, options)
     if arguments.write:
         path = arguments.write
         text = path.read_text() if path.exists() else ""
