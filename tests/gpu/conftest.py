@@ -25,6 +25,11 @@ def pytest_addoption(parser):
     parser.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="where to run")
 
 
+def pytest_configure(config):
+    # Frameworks warn of what they find on machines that this project's CI never sees.
+    config.addinivalue_line("filterwarnings", "default")
+
+
 def pytest_collection_modifyitems(config, items):
     for item in items:
         item.add_marker(pytest.mark.gpu)

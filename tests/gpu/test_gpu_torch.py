@@ -361,7 +361,6 @@ def test_m03_graphed_callables(cuda):
         assert all(g.isfinite().all() for g in got)
 
 
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_m03_index_on_the_cpu_during_capture(cuda):
     x = torch.ones(1, 100, 3, device=cuda)
     srt.scan(x, x, cu_seqlens=[0, 100])
@@ -512,7 +511,6 @@ def no_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device(cuda):
     a, x = leaf(random(2, 3000, 40, device=cuda)), leaf(random(2, 3000, 40, device=cuda))
     lengths = torch.tensor([3000, 5], device=cuda)
