@@ -22,7 +22,17 @@ if(NOT SCANRNN_CUDA STREQUAL "OFF")
         scanrnn_check_requested_architectures()
         include(CheckLanguage)
         check_language(CUDA)
-        if(CMAKE_CUDA_COMPILER)
+        scanrnn_find_gpus(scanrnn_gpus)
+        if(
+            CMAKE_CUDA_COMPILER
+            AND SCANRNN_CUDA STREQUAL "AUTO"
+            AND NOT scanrnn_gpus
+            AND NOT CMAKE_CUDA_ARCHITECTURES
+            AND NOT DEFINED ENV{CUDAARCHS}
+        )
+            # Code for every GPU there is takes half an hour: nobody wants it unasked.
+            scanrnn_no_cuda("no GPU is visible" "")
+        elseif(CMAKE_CUDA_COMPILER)
             scanrnn_choose_architectures()
             enable_language(CUDA)
             set(SCANRNN_HAS_CUDA ON)

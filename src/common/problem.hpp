@@ -10,9 +10,14 @@ namespace scanrnn {
 /// The cells that backends have kernels for.
 enum class CellKind : int { scan, sru };
 
+/// What stands in for an absent input: one zero on the host, wide enough for every dtype. Backends
+/// whose arrays lie elsewhere know it by its address.
+const void* absent_input();
+
 /// A recurrence to run, forward or backward. Strides of broadcast axes are 0 and absent inputs are
-/// scalars of zero with stride 0, so that every input has the full shape.
+/// absent_input() with stride 0, so that every input has the full shape.
 struct Problem {
+  const char* call = "";  ///< public name, "scan"
   bool backward = false;
   std::int64_t batch = 0, time = 0, channels = 0, sequences = 0;
   DType dtype = DType::f32;
@@ -24,6 +29,7 @@ struct Problem {
   int inputs = 0;
   unsigned map_inputs = 0;
   unsigned backward_inputs = 0;
+  unsigned vector_inputs = 0;
   bool state_is_output = false;
 
   ConstArray<3> in[kMaxInputs];
@@ -47,6 +53,7 @@ struct Problem {
     inputs = Cell::inputs;
     map_inputs = Cell::map_inputs;
     backward_inputs = Cell::backward_inputs;
+    vector_inputs = Cell::vector_inputs;
     state_is_output = Cell::state_is_output;
   }
 };

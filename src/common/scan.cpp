@@ -7,8 +7,8 @@
 
 namespace scanrnn {
 
-Problem make_problem(const ScanForward& call, const ScanCell& cell) {
-  const Checker check("scan", "x", call.x, call.sequences, true);
+Problem make_problem(const ScanForward& call, const ScanCell& cell, Device device) {
+  const Checker check("scan", "x", call.x, call.sequences, true, device);
   const std::int64_t elements = check.batch * check.time * check.channels;
   check.required("a", call.a.data, elements);
   check.required("x", call.x.data, elements);
@@ -32,8 +32,8 @@ Problem make_problem(const ScanForward& call, const ScanCell& cell) {
 
 namespace {
 
-Problem make_problem(const ScanBackward& call, const ScanCell& cell) {
-  const Checker check("scan backward", "h", call.h, call.sequences, true);
+Problem make_problem(const ScanBackward& call, const ScanCell& cell, Device device) {
+  const Checker check("scan backward", "h", call.h, call.sequences, true, device);
   const std::int64_t elements = check.batch * check.time * check.channels;
   check.required("a", call.a.data, elements);
   check.required("h", call.h.data, elements);
@@ -75,22 +75,22 @@ ScanCell cell_of(const ScanBackward& call) {
 
 std::size_t scan_forward_workspace_bytes(const ScanForward& call, const Target& target) {
   const ScanCell cell;
-  return workspace_bytes(make_problem(call, cell), target);
+  return workspace_bytes(make_problem(call, cell, target.device), target);
 }
 
 std::size_t scan_backward_workspace_bytes(const ScanBackward& call, const Target& target) {
   const ScanCell cell = cell_of(call);
-  return workspace_bytes(make_problem(call, cell), target);
+  return workspace_bytes(make_problem(call, cell, target.device), target);
 }
 
 void scan_forward(const ScanForward& call, Workspace workspace, const Target& target) {
   const ScanCell cell;
-  run(make_problem(call, cell), workspace, target);
+  run(make_problem(call, cell, target.device), workspace, target);
 }
 
 void scan_backward(const ScanBackward& call, Workspace workspace, const Target& target) {
   const ScanCell cell = cell_of(call);
-  run(make_problem(call, cell), workspace, target);
+  run(make_problem(call, cell, target.device), workspace, target);
 }
 
 }  // namespace scanrnn

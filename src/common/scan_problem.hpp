@@ -9,6 +9,6 @@
 namespace scanrnn {
 
 /// `cell` must outlive the problem.
-Problem make_problem(const ScanForward& call, const ScanCell& cell);
+Problem make_problem(const ScanForward& call, const ScanCell& cell, Device device);
 
 }  // namespace scanrnn

@@ -6,9 +6,6 @@
 namespace scanrnn {
 namespace {
 
-// What stands in for an absent input: one zero, broadcast. Wide enough for every dtype.
-constexpr double kZero[2] = {0, 0};
-
 // The members that forward and backward share; `Call` is either of them.
 template <class Call>
 Problem make_inputs(const Checker& check, const Call& call, const SruCell& cell) {
@@ -26,7 +23,7 @@ Problem make_inputs(const Checker& check, const Call& call, const SruCell& cell)
   Problem p = check.problem(call.sequences);
   p.set_cell(CellKind::sru, cell);
   const auto zero = [&] {
-    ConstArray<3> array{kZero, check.dtype, {}, {}};
+    ConstArray<3> array{absent_input(), check.dtype, {}, {}};
     for (int i = 0; i < 3; ++i) array.shape[i] = call.u.shape[i];
     return array;
   };
@@ -76,8 +73,8 @@ SruCell cell_of(Activation activation) {
   return cell;
 }
 
-Problem make_problem(const SruForward& call, const SruCell& cell) {
-  const Checker check("sru", "u", call.u, call.sequences, false);
+Problem make_problem(const SruForward& call, const SruCell& cell, Device device) {
+  const Checker check("sru", "u", call.u, call.sequences, false, device);
   Problem p = make_inputs(check, call, cell);
   check.required("h", call.h.data, check.batch * check.time * check.channels);
   check.full("h", call.h);
@@ -96,8 +93,8 @@ Array<3> as_row(const Array<1>& vector) {
   return {vector.data, vector.dtype, {1, 1, vector.shape[0]}, {0, 0, vector.stride[0]}};
 }
 
-Problem make_problem(const SruBackward& call, const SruCell& cell) {
-  const Checker check("sru backward", "u", call.u, call.sequences, false);
+Problem make_problem(const SruBackward& call, const SruCell& cell, Device device) {
+  const Checker check("sru backward", "u", call.u, call.sequences, false, device);
   Problem p = make_inputs(check, call, cell);
   p.backward = true;
   check.required("checkpoints", call.checkpoints.data, check.batch * check.time * check.channels);
@@ -144,22 +141,22 @@ std::int64_t checkpoint_rows(std::int64_t batch, std::int64_t time, std::int64_t
 
 std::size_t sru_forward_workspace_bytes(const SruForward& call, const Target& target) {
   const SruCell cell = cell_of(call.activation);
-  return workspace_bytes(make_problem(call, cell), target);
+  return workspace_bytes(make_problem(call, cell, target.device), target);
 }
 
 std::size_t sru_backward_workspace_bytes(const SruBackward& call, const Target& target) {
   const SruCell cell = cell_of(call.activation);
-  return workspace_bytes(make_problem(call, cell), target);
+  return workspace_bytes(make_problem(call, cell, target.device), target);
 }
 
 void sru_forward(const SruForward& call, Workspace workspace, const Target& target) {
   const SruCell cell = cell_of(call.activation);
-  run(make_problem(call, cell), workspace, target);
+  run(make_problem(call, cell, target.device), workspace, target);
 }
 
 void sru_backward(const SruBackward& call, Workspace workspace, const Target& target) {
   const SruCell cell = cell_of(call.activation);
-  run(make_problem(call, cell), workspace, target);
+  run(make_problem(call, cell, target.device), workspace, target);
 }
 
 }  // namespace scanrnn

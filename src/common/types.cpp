@@ -27,6 +27,11 @@ std::size_t size_of(DType dtype) { return row(dtype).size; }
 const char* name_of(DType dtype) { return row(dtype).name; }
 DType accumulation_dtype(DType dtype) { return row(dtype).accumulation; }
 
+const void* absent_input() {
+  static constexpr double zero[2] = {0, 0};
+  return zero;
+}
+
 bool cuda_available() { return cuda::available(); }
 const char* cuda_unavailable_reason() { return cuda::unavailable_reason(); }
 const char* cuda_architectures() { return cuda::architectures(); }

@@ -17,9 +17,11 @@ struct Checker {
   std::int64_t batch = 0, time = 0, channels = 0, sequences = 0;
   DType dtype = DType::f32;
 
-  /// Takes B, T, D and the dtype from the leading array, and N from the sequences.
+  /// Takes B, T, D and the dtype from the leading array, and N from the sequences. What lies on a
+  /// GPU can't be read without waiting for it: the values of offsets and lengths are then
+  /// unchecked.
   Checker(const char* call, const char* name, const ConstArray<3>& lead, const Sequences& layout,
-          bool complex_allowed);
+          bool complex_allowed, Device device);
 
   /// A problem of this call's extents and dtype, with no operand yet.
   Problem problem(const Sequences& layout) const;
@@ -47,7 +49,7 @@ struct Checker {
                   const ConstArray<3>& other) const;
 
  private:
-  void sequences_of(const Sequences& layout);
+  void sequences_of(const Sequences& layout, bool values_known);
   void check(const char* name, const std::int64_t* shape,
              std::initializer_list<std::int64_t> expected, bool ones_allowed) const;
   void check_dtype(const char* name, DType given, std::initializer_list<DType> expected) const;

@@ -138,7 +138,7 @@ bool merge_trace_built() { return true; }
 void trace_scan_merges(const ScanForward& call,
                        const std::function<void(const MergeEvent&)>& report) {
   const ScanCell cell;
-  const Problem problem = make_problem(call, cell);
+  const Problem problem = make_problem(call, cell, Device::cpu);
   const cpu::InstructionSet& set = cpu::instruction_set();
   Tracer tracer(problem, report);
   cpu::execute_observed(problem, cpu::kernels_of(problem, set), set, tracer);

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include <place.hpp>
+
 #include "scanrnn/core/half.hpp"
 #include "scanrnn/scanrnn.hpp"
 #include "test.hpp"
@@ -127,13 +129,6 @@ struct Layout {
 };
 
 inline constexpr Layout kPlain = {"BTD", {0, 1, 2}, {1, 1, 1}, {}};
-// Which of the two ways of running a sequence a call takes, and so which bits it gives, depends on
-// whether time is the contiguous axis of its leading array. (With one channel it always is.)
-template <class View>
-bool time_is_contiguous(const View& view) {
-  return view.shape[2] > 1 && view.stride[2] != 1 && (view.stride[1] == 1 || view.stride[1] == -1);
-}
-
 inline constexpr Layout kLayouts[] = {
     kPlain,
     {"TBD", {1, 0, 2}, {1, 1, 1}, {}},
@@ -280,7 +275,7 @@ class Tensor {
   /// Where something beside the elements has been written.
   std::string strays(const char* name) const {
     if (!*this) return "";
-    std::vector<unsigned char> copy = storage_;
+    std::vector<unsigned char> copy(storage_.begin(), storage_.end());
     const std::size_t size = scanrnn::size_of(dtype);
     each([&](Index i, Index j, Index k) { std::memset(copy.data() + at(i, j, k), 0xff, size); });
     for (std::size_t i = 0; i < copy.size(); ++i) {
@@ -352,7 +347,7 @@ class Tensor {
     return "[" + std::to_string(i) + "," + std::to_string(j) + "," + std::to_string(k) + "]";
   }
 
-  std::vector<unsigned char> storage_;
+  std::vector<unsigned char, Allocator<unsigned char>> storage_;
   std::size_t origin_ = 0;
 };
 
@@ -471,16 +466,6 @@ inline Plane random_plane(Random& random, Index batch, Index time) {
   }
   return plane;
 }
-
-/// A call's workspace: exactly the bytes asked for, and not zero.
-class Lent {
- public:
-  explicit Lent(std::size_t bytes) : memory_(bytes, 0xff) {}
-  scanrnn::Workspace workspace() { return {memory_.data(), memory_.size()}; }
-
- private:
-  std::vector<unsigned char> memory_;
-};
 
 inline std::vector<std::string> built_isas() {
   std::vector<std::string> names;

@@ -122,8 +122,8 @@ Outputs run(const Inputs& given, Random* random, bool all = true) {
     call.final_state = {};
   }
   out.forward_along_time = time_is_contiguous(call.h);
-  Lent lent(sru_forward_workspace_bytes(call));
-  sru_forward(call, lent.workspace());
+  Lent lent(sru_forward_workspace_bytes(call, kTarget));
+  lent.run(sru_forward, call);
   CHECK_FINE(out.h.strays("h"));
   CHECK_FINE(out.final_state.strays("final_state"));
   CHECK_FINE(out.checkpoints.strays("checkpoints"));
@@ -158,8 +158,8 @@ Outputs run(const Inputs& given, Random* random, bool all = true) {
   back.sequences = plane.view;
   back.activation = in.activation;
   out.backward_along_time = time_is_contiguous(back.dh ? back.dh : back.u);
-  Lent lent_back(sru_backward_workspace_bytes(back));
-  sru_backward(back, lent_back.workspace());
+  Lent lent_back(sru_backward_workspace_bytes(back, kTarget));
+  lent_back.run(sru_backward, back);
   for (const Tensor* array : {&out.du, &out.dforget, &out.dreset, &out.dskip, &out.dbias_forget,
                               &out.dbias_reset, &out.dc0}) {
     CHECK_FINE(array->strays("a gradient"));

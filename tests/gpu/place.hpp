@@ -78,14 +78,14 @@ struct Allocator {
 class Lent {
  public:
   explicit Lent(std::size_t bytes) : bytes_(bytes) {
-    static char* memory = nullptr;
+    static void* memory = nullptr;
     static std::size_t most = 0;
     if (bytes > most) {
       if (memory != nullptr) require(cudaFree(memory), "cudaFree");
       most = bytes + (16u << 20);
       require(cudaMalloc(&memory, most), "workspace");
     }
-    memory_ = memory;
+    memory_ = static_cast<char*>(memory);
     require(cudaMemset(memory_, 0xff, bytes), "workspace");
   }
   scanrnn::Workspace workspace() { return {bytes_ > 0 ? memory_ : nullptr, bytes_}; }

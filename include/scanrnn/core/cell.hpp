@@ -9,6 +9,8 @@
 //   static constexpr int inputs;                arrays that a step reads, in the order of `in`
 //   static constexpr unsigned map_inputs;       bit i: `step` reads in[i]
 //   static constexpr unsigned backward_inputs;  bit i: the backward members read in[i]
+//   static constexpr unsigned vector_inputs;    bit i: in[i] is always one value a channel (a bias)
+//   static constexpr unsigned broadcast_inputs; bit i: callers may broadcast in[i] over any axis
 //   static constexpr bool state_is_output;      output(in, c) is c: backward then reads the states
 //                                               from the output instead of recomputing them
 //

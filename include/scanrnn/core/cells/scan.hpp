@@ -14,6 +14,8 @@ struct ScanCell {
   static constexpr int inputs = 2;
   static constexpr unsigned map_inputs = 1u << kA | 1u << kX;
   static constexpr unsigned backward_inputs = 1u << kA;
+  static constexpr unsigned vector_inputs = 0;
+  static constexpr unsigned broadcast_inputs = 1u << kA;
   static constexpr bool state_is_output = true;
 
   /// Complex gradients by the conjugated (Wirtinger) convention, or by the plain transposed one.

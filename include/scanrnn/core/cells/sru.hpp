@@ -26,6 +26,8 @@ struct SruCell {
   static constexpr int inputs = 6;
   static constexpr unsigned map_inputs = 1u << kU | 1u << kForget | 1u << kBiasForget;
   static constexpr unsigned backward_inputs = (1u << inputs) - 1;
+  static constexpr unsigned vector_inputs = 1u << kBiasForget | 1u << kBiasReset;
+  static constexpr unsigned broadcast_inputs = 0;
   static constexpr bool state_is_output = false;
 
   Activation activation = Activation::identity;

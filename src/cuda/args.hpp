@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kernel is told about a call: plain data, the same on host and device.
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstdint>
+
+#include "scanrnn/core/cell.hpp"
+
+namespace scanrnn::cuda {
+
+using Index = std::int64_t;
+
+/// A (B,T,D) array. Strides count elements; without data every element reads as zero.
+struct Steps {
+  char* data = nullptr;
+  Index batch = 0, time = 0, channel = 0;
+  bool wide = false;    ///< of the accumulation type, whatever the call's dtype
+  bool vector = false;  ///< 16 bytes at a time along the kernel's contiguous axis
+};
+
+/// An (N,D) array of states.
+struct States {
+  char* data = nullptr;
+  Index sequence = 0, channel = 0;
+  bool wide = false;
+};
+
+struct Args {
+  Steps in[kMaxInputs];
+  Steps din[kMaxInputs];        ///< backward
+  Steps out;                    ///< forward
+  Steps states;                 ///< backward: forward's output, where that is the state
+  Steps dy;                     ///< backward
+  States initial;               ///< the state before the first step
+  States enter;                 ///< what the pass starts from: the initial state, or dfinal
+  States leave;                 ///< where the pass ends: the final state, or dinitial
+  char* checkpoints = nullptr;  ///< (rows, D), accumulation type
+
+  Index batch = 0, time = 0, channels = 0, sequences = 0;
+  const void* cu_seqlens = nullptr;
+  const void* lengths = nullptr;
+  Index index_stride = 0;
+  bool index_is_64 = false;
+  bool left_padded = false;
+  bool reverse = false;
+  const unsigned char* reset = nullptr;
+  Index reset_batch = 0, reset_time = 0;
+
+  /// Work is tiles times groups of channels; every sequence has `tiles` of them, or, where packed,
+  /// one for each tile_steps of its steps that begin before it and one more.
+  Index tiles = 1;
+  Index groups = 1;
+  Index tile_items = 1;  ///< of all sequences together
+  int across_log2 = 0;   ///< rows: 16-byte vectors of a row. columns: channels of a warp
+  int leaf = 0;          ///< rows: steps of a leaf
+  int levels = 0;        ///< of the tree between tiles; 0: no sequence has two
+
+  unsigned* ticket = nullptr;
+  uint4* nodes = nullptr;            ///< (tile_items, groups, lanes) nodes
+  char* sums = nullptr;              ///< (slots, tile_items, groups, lanes), accumulation type
+  signed char sum_slot[kMaxInputs];  ///< of inputs whose gradient is summed over time, else -1
+};
+
+}  // namespace scanrnn::cuda

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels need of the machine: elements and vectors of them, copies into shared memory,
+// exchanges within a warp.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/args.hpp"
+#include "cuda/tuning.hpp"
+#include "scanrnn/core/half.hpp"
+#include "scanrnn/core/math.hpp"
+
+namespace scanrnn::cuda {
+
+// --- elements --------------------------------------------------------------------------------
+
+/// How a stored element is computed with.
+template <class T>
+struct Element {
+  using Acc = T;
+  static __device__ __forceinline__ Acc widen(T v) { return v; }
+  static __device__ __forceinline__ T narrow(Acc v) { return v; }
+};
+template <>
+struct Element<Half> {
+  using Acc = float;
+  static __device__ __forceinline__ float widen(Half v) {
+    return __half2float(__ushort_as_half(v.bits));
+  }
+  static __device__ __forceinline__ Half narrow(float v) {
+    return {__half_as_ushort(__float2half_rn(v))};
+  }
+};
+template <>
+struct Element<BFloat16> {
+  using Acc = float;
+  static __device__ __forceinline__ float widen(BFloat16 v) { return to_float(v); }
+  static __device__ __forceinline__ BFloat16 narrow(float v) {
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(v))};
+  }
+};
+template <class T>
+using Acc = typename Element<T>::Acc;
+
+/// Elements of 16 bytes.
+template <class T>
+inline constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(T));
+
+/// 16 bytes of elements, as registers.
+template <class T>
+struct alignas(kVectorBytes) Vector {
+  T element[kWidth<T>];
+};
+
+template <class T>
+__device__ __forceinline__ void widen(const Vector<T>& from, Acc<T> (&to)[kWidth<T>]) {
+#pragma unroll
+  for (int v = 0; v < kWidth<T>; ++v) to[v] = Element<T>::widen(from.element[v]);
+}
+template <class T>
+__device__ __forceinline__ Vector<T> narrow(const Acc<T> (&from)[kWidth<T>]) {
+  Vector<T> to;
+#pragma unroll
+  for (int v = 0; v < kWidth<T>; ++v) to.element[v] = Element<T>::narrow(from[v]);
+  return to;
+}
+
+/// The element at `data`, or one of the accumulation type.
+template <class T>
+__device__ __forceinline__ Acc<T> load_element(const char* data, Index at, bool wide) {
+  if (wide) return reinterpret_cast<const Acc<T>*>(data)[at];
+  return Element<T>::widen(reinterpret_cast<const T*>(data)[at]);
+}
+template <class T>
+__device__ __forceinline__ void store_element(char* data, Index at, bool wide, const Acc<T>& v) {
+  if (wide) {
+    reinterpret_cast<Acc<T>*>(data)[at] = v;
+  } else {
+    reinterpret_cast<T*>(data)[at] = Element<T>::narrow(v);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ Acc<T> load_state(const States& s, Index n, Index d) {
+  if (s.data == nullptr) return Constant<Acc<T>>::of(0);
+  return load_element<T>(s.data, n * s.sequence + d * s.channel, s.wide);
+}
+template <class T>
+__device__ __forceinline__ void store_state(const States& s, Index n, Index d, const Acc<T>& v) {
+  if (s.data != nullptr) store_element<T>(s.data, n * s.sequence + d * s.channel, s.wide, v);
+}
+
+// --- shared memory ---------------------------------------------------------------------------
+
+/// Where the 16-byte chunk `chunk` of a staged array lies, in chunks. A thread owns consecutive
+/// chunks, a power of two of them; without the exclusive or, the eight threads that a shared-memory
+/// access serves at once would meet in one bank.
+__device__ __forceinline__ int swizzled(int chunk) { return chunk ^ ((chunk >> 3) & 7); }
+
+template <class T>
+__device__ __forceinline__ int element_offset(int element) {
+  constexpr int width = kWidth<T>;
+  return swizzled(element / width) * kVectorBytes + element % width * static_cast<int>(sizeof(T));
+}
+
+template <int kBytes>
+__device__ __forceinline__ void copy_async(char* shared, const char* global) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  } else if constexpr (kBytes >= 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes)
+                 : "memory");
+  } else {
+    *reinterpret_cast<unsigned short*>(shared) =
+        __ldg(reinterpret_cast<const unsigned short*>(global));
+  }
+#else
+  if constexpr (kBytes == 16) {
+    *reinterpret_cast<uint4*>(shared) = __ldg(reinterpret_cast<const uint4*>(global));
+  } else if constexpr (kBytes == 8) {
+    *reinterpret_cast<uint2*>(shared) = __ldg(reinterpret_cast<const uint2*>(global));
+  } else if constexpr (kBytes == 4) {
+    *reinterpret_cast<unsigned*>(shared) = __ldg(reinterpret_cast<const unsigned*>(global));
+  } else {
+    *reinterpret_cast<unsigned short*>(shared) =
+        __ldg(reinterpret_cast<const unsigned short*>(global));
+  }
+#endif
+}
+
+/// Until all that this thread copied has arrived.
+__device__ __forceinline__ void await_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;\n\tcp.async.wait_group 0;" ::: "memory");
+#endif
+}
+
+/// Results are written once and read by nobody here: they leave the caches first.
+__device__ __forceinline__ void store_streaming(char* global, const uint4& v) {
+  __stcs(reinterpret_cast<uint4*>(global), v);
+}
+template <class T>
+__device__ __forceinline__ void store_streaming(char* global, const Vector<T>& v) {
+  store_streaming(global, reinterpret_cast<const uint4&>(v));
+}
+
+// --- maps within a warp ----------------------------------------------------------------------
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ float shuffle_up(float v, int by) {
+  return __shfl_up_sync(kAllLanes, v, by);
+}
+__device__ __forceinline__ double shuffle_up(double v, int by) {
+  return __shfl_up_sync(kAllLanes, v, by);
+}
+__device__ __forceinline__ float shuffle_xor(float v, int by) {
+  return __shfl_xor_sync(kAllLanes, v, by);
+}
+__device__ __forceinline__ double shuffle_xor(double v, int by) {
+  return __shfl_xor_sync(kAllLanes, v, by);
+}
+__device__ __forceinline__ float shuffle(float v, int lane) {
+  return __shfl_sync(kAllLanes, v, lane);
+}
+__device__ __forceinline__ double shuffle(double v, int lane) {
+  return __shfl_sync(kAllLanes, v, lane);
+}
+template <class R>
+__device__ __forceinline__ Complex<R> shuffle_up(const Complex<R>& v, int by) {
+  return {shuffle_up(v.re, by), shuffle_up(v.im, by)};
+}
+template <class R>
+__device__ __forceinline__ Complex<R> shuffle_xor(const Complex<R>& v, int by) {
+  return {shuffle_xor(v.re, by), shuffle_xor(v.im, by)};
+}
+template <class R>
+__device__ __forceinline__ Complex<R> shuffle(const Complex<R>& v, int lane) {
+  return {shuffle(v.re, lane), shuffle(v.im, lane)};
+}
+template <class R>
+__device__ __forceinline__ Affine<R> shuffle_up(const Affine<R>& m, int by) {
+  return {shuffle_up(m.a, by), shuffle_up(m.x, by)};
+}
+template <class R>
+__device__ __forceinline__ Affine<R> shuffle(const Affine<R>& m, int lane) {
+  return {shuffle(m.a, lane), shuffle(m.x, lane)};
+}
+
+/// A map that may contain a reset: such a one forgets whatever comes before it, NaN too, which no
+/// gain of zero would.
+template <class R>
+struct Segment {
+  Affine<R> map;
+  bool cut;
+};
+template <class R>
+__device__ __forceinline__ Segment<R> merge(const Segment<R>& earlier, const Segment<R>& later) {
+  return {later.cut ? later.map : merge(earlier.map, later.map), earlier.cut || later.cut};
+}
+template <class R>
+__device__ __forceinline__ R apply(const Segment<R>& s, const R& state) {
+  return s.cut ? s.map.x : apply(s.map, state);
+}
+
+/// The inclusive scan over the lanes, whose neighbours in time are `stride` lanes apart.
+template <class R, int kMaps>
+__device__ __forceinline__ void scan_lanes(Affine<R> (&map)[kMaps], bool& cut, int lane, int stride,
+                                           int end, bool may_cut) {
+  for (int by = stride; by < end; by *= 2) {
+    const bool takes = lane >= by && !cut;
+#pragma unroll
+    for (int v = 0; v < kMaps; ++v) {
+      const Affine<R> earlier = shuffle_up(map[v], by);
+      if (takes) map[v] = merge(earlier, map[v]);
+    }
+    if (may_cut) {
+      const bool earlier = __shfl_up_sync(kAllLanes, static_cast<int>(cut), by) != 0;
+      cut = cut || (lane >= by && earlier);
+    }
+  }
+}
+
+}  // namespace scanrnn::cuda

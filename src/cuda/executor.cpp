@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA executor: plans a call, clears its workspace and launches its kernels on the caller's
+// stream. Nothing here waits, allocates or remembers a call.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "common/backend.hpp"
+#include "cuda/kernels/list.hpp"
+#include "cuda/reduce.hpp"
+#include "cuda/tuning.hpp"
+#include "scanrnn/error.hpp"
+
+namespace scanrnn::cuda {
+namespace {
+
+constexpr std::size_t kAlignment = 256;  // of the parts of a workspace
+constexpr int kMostDevices = 64;
+
+constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+constexpr int log2_at_least(Index value) {
+  int log2 = 0;
+  while ((Index{1} << log2) < value) ++log2;
+  return log2;
+}
+
+// --- errors ------------------------------------------------------------------------------------
+
+std::string device_text(int device) {
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+    cudaGetLastError();
+    return "cuda:" + std::to_string(device);
+  }
+  return "cuda:" + std::to_string(device) + " (" + properties.name + ", sm_" +
+         std::to_string(properties.major) + std::to_string(properties.minor) + ")";
+}
+
+[[noreturn]] void fail(const char* call, const char* what, int device, cudaError_t error) {
+  cudaGetLastError();  // errors that don't stick must not surface in somebody else's call
+  std::string text = std::string(call) + ": " + what + " failed on " + device_text(device) + ": " +
+                     cudaGetErrorString(error);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
+      error == cudaErrorUnsupportedPtxVersion) {
+    text += std::string("; this build of scanrnn has code for ") + architectures();
+  }
+  throw DeviceError(text);
+}
+
+/// Makes a device the current one for as long as it lives.
+class CurrentDevice {
+ public:
+  CurrentDevice(const char* call, int device) {
+    cudaError_t error = cudaGetDevice(&former_);
+    if (error == cudaSuccess && former_ != device) {
+      error = cudaSetDevice(device);
+      changed_ = error == cudaSuccess;
+    }
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      throw DeviceError(std::string(call) + ": no such device as cuda:" + std::to_string(device) +
+                        ": " + cudaGetErrorString(error));
+    }
+  }
+  ~CurrentDevice() {
+    if (changed_) cudaSetDevice(former_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int former_ = 0;
+  bool changed_ = false;
+};
+
+// --- kernels -----------------------------------------------------------------------------------
+
+/// What a kernel needs to be told once for each device: how much shared memory it may ask for.
+struct Prepared {
+  std::atomic<std::uint64_t> rows{0}, columns{0};
+};
+
+struct Entry {
+  CellKernels kernels;
+  Prepared forward, backward;
+};
+
+struct Table {
+  Entry scan[6], sru[4];  // by DType
+  Table() {
+    CellKernels (*const scans[])() = {scan_f16, scan_bf16, scan_f32, scan_f64, scan_c64, scan_c128};
+    CellKernels (*const srus[])() = {sru_f16, sru_bf16, sru_f32, sru_f64};
+    for (int i = 0; i < 6; ++i) scan[i].kernels = scans[i]();
+    for (int i = 0; i < 4; ++i) sru[i].kernels = srus[i]();
+  }
+};
+
+Entry& entry_of(const Problem& p) {
+  static Table table;
+  const int dtype = static_cast<int>(p.dtype);
+  return p.kind == CellKind::sru ? table.sru[dtype] : table.scan[dtype];
+}
+
+enum class Way { rows, columns, serial };
+
+// --- the plan ----------------------------------------------------------------------------------
+
+struct Plan {
+  Way way = Way::rows;
+  const Kernel* kernel = nullptr;
+  std::atomic<std::uint64_t>* prepared = nullptr;
+  Args args{};
+  Index blocks = 0;
+  int threads = 0;
+  int shared_bytes = 0;
+  std::size_t cleared_bytes = 0;  // of the workspace, from its start
+  std::size_t bytes = 0;
+  std::size_t nodes_offset = 0, sums_offset = 0;
+  int reductions = 0;
+  struct {
+    Reduction sum;
+    std::size_t offset;  // of what is summed
+    int input;
+  } reduction[kMaxInputs];
+};
+
+// Absent inputs are scalars of zero on the host, which no kernel may read.
+Steps steps_of(const Problem& p, const ConstArray<3>& array, bool is_absent = false) {
+  Steps s;
+  if (is_absent || !array) return s;
+  s.data = static_cast<char*>(const_cast<void*>(array.data));
+  s.batch = array.stride[0];
+  s.time = array.stride[1];
+  s.channel = array.stride[2];
+  s.wide = array.dtype != p.dtype;
+  return s;
+}
+
+States states_of(const Problem& p, const ConstArray<2>& array) {
+  return {static_cast<char*>(const_cast<void*>(array.data)), array.stride[0], array.stride[1],
+          array.dtype != p.dtype};
+}
+
+/// Rows where channels lie closest, columns where steps do.
+Way way_of(const Problem& p) {
+  // Read for every call: a benchmark compares the ways within one process.
+  if (const char* name = std::getenv("SCANRNN_CUDA_KERNEL")) {
+    if (std::strcmp(name, "serial") == 0) return Way::serial;
+    if (std::strcmp(name, "rows") == 0) return Way::rows;
+    if (std::strcmp(name, "columns") == 0) return Way::columns;
+  }
+  const std::int64_t* stride = p.out.stride;
+  if (p.backward) stride = p.dy ? p.dy.stride : (p.state_is_output ? p.states : p.in[0]).stride;
+  if (p.channels == 1) return Way::columns;
+  if (stride[2] == 1 || p.time <= 1) return Way::rows;
+  return std::abs(stride[1]) < std::abs(stride[2]) ? Way::columns : Way::rows;
+}
+
+int attribute(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) cudaGetLastError();
+  return value;
+}
+
+Plan make_plan(const Problem& p, int device) {
+  Plan plan;
+  Entry& entry = entry_of(p);
+  const PassKernels& kernels = p.backward ? entry.kernels.backward : entry.kernels.forward;
+  Prepared& prepared = p.backward ? entry.backward : entry.forward;
+  plan.way = way_of(p);
+
+  Args& g = plan.args;
+  for (int i = 0; i < kMaxInputs; ++i) g.sum_slot[i] = -1;
+  g.batch = p.batch;
+  g.time = p.time;
+  g.channels = p.channels;
+  g.sequences = p.sequences;
+  const ConstArray<1>& index = p.layout.cu_seqlens ? p.layout.cu_seqlens : p.layout.lengths;
+  (p.layout.cu_seqlens ? g.cu_seqlens : g.lengths) = index.data;
+  g.index_is_64 = index.dtype == DType::i64;
+  g.index_stride = index.stride[0];
+  g.left_padded = p.layout.left_padded;
+  g.reverse = p.layout.reverse;
+  g.reset = static_cast<const unsigned char*>(p.layout.reset.data);
+  g.reset_batch = p.layout.reset.stride[0];
+  g.reset_time = p.layout.reset.stride[1];
+  for (int i = 0; i < p.inputs; ++i) {
+    g.in[i] = steps_of(p, p.in[i], p.in[i].data == absent_input());
+  }
+  g.initial = states_of(p, p.initial);
+  g.checkpoints = static_cast<char*>(p.checkpoints.data);
+  if (p.backward) {
+    g.dy = steps_of(p, p.dy);
+    // Only the gradients of the gates need the states.
+    if (p.din[0]) g.states = steps_of(p, p.states);
+    g.enter = states_of(p, p.dfinal);
+    g.leave = states_of(p, p.dinitial);
+  } else {
+    g.out = steps_of(p, p.out);
+    g.enter = g.initial;
+    g.leave = states_of(p, p.final_state);
+  }
+
+  // The shape of a tile.
+  const Index element = static_cast<Index>(size_of(p.dtype));
+  const Index width = kVectorBytes / element;
+  const bool packed = static_cast<bool>(p.layout.cu_seqlens);
+  const int most_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int fixed_shared = 12 * 1024;  // what kernels have beside what a launch asks for, at most
+  Index rows = 1;                      // steps of a tile
+  Index lanes = 1;                     // channels of a tile
+  int warps = kWarps;
+  const Kernel* kernel = &kernels.serial;
+  if (plan.way == Way::rows) {
+    kernel = &kernels.rows;
+    plan.prepared = &prepared.rows;
+    g.leaf = kernel->leaf;
+    while (g.leaf > 1 && kernel->shared_bytes(3, g.leaf, warps) + fixed_shared > most_shared) {
+      g.leaf /= 2;
+    }
+    g.across_log2 = std::min(3, log2_at_least(ceil_div(p.channels, width)));
+    if (!packed) {
+      // Sequences shorter than a tile leave threads over, which take more channels.
+      const int needed = log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf)));
+      const int spare = log2_at_least(kThreads) - std::max(needed, 2);  // a band has four leaves
+      const int all = log2_at_least(ceil_div(p.channels, width));
+      if (spare > 3) g.across_log2 = std::min(spare, all);
+    }
+    rows = (kThreads >> g.across_log2) * g.leaf;
+    lanes = width << g.across_log2;
+  } else if (plan.way == Way::columns) {
+    kernel = &kernels.columns;
+    plan.prepared = &prepared.columns;
+    g.leaf = kernel->leaf;
+    warps = kernel->warps;
+    while (warps > 1 && kernel->shared_bytes(0, g.leaf, warps) + fixed_shared > most_shared) {
+      warps /= 2;
+    }
+    if (!packed) {
+      g.across_log2 = 5 - std::min(5, log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf))));
+    }
+    rows = (kWarp >> g.across_log2) * g.leaf;
+    lanes = Index{1} << g.across_log2;
+  } else {
+    rows = std::max<Index>(1, p.time);
+    lanes = std::max<Index>(1, p.channels);
+  }
+  plan.kernel = kernel;
+  plan.threads = warps * kWarp;
+  plan.shared_bytes = kernel->shared_bytes(g.across_log2, g.leaf, warps);
+  const Index longest_tiles = std::max<Index>(1, ceil_div(p.time, rows));
+  g.tiles = longest_tiles;
+  g.groups = ceil_div(p.channels, lanes);
+  g.tile_items =
+      packed && plan.way != Way::serial ? p.time / rows + p.sequences : p.sequences * g.tiles;
+  for (Index most = 1; most < longest_tiles; most *= kRadix) ++g.levels;
+
+  if (plan.way == Way::serial) {
+    g.levels = 0;
+    plan.blocks = ceil_div(p.sequences * p.channels, kThreads);
+  } else {
+    plan.blocks = g.tile_items * g.groups;
+    if (plan.way == Way::columns) plan.blocks = ceil_div(plan.blocks, warps);
+  }
+
+  // 16-byte accesses, where an array allows them.
+  const auto set_vector = [&](Steps& s) {
+    if (s.data == nullptr || s.wide) return;
+    if (plan.way == Way::columns) {
+      s.vector = s.time == 1;
+      return;
+    }
+    const auto in_step = [&](Index stride, Index count) {
+      return count <= 1 || stride * element % kVectorBytes == 0;
+    };
+    s.vector = s.channel == 1 && p.channels % width == 0 &&
+               reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0 &&
+               in_step(s.time, p.time) && in_step(s.batch, p.batch);
+  };
+  for (int i = 0; i < p.inputs; ++i) set_vector(g.in[i]);
+  set_vector(g.out);
+  set_vector(g.states);
+  set_vector(g.dy);
+
+  // The workspace: ticket and nodes, which are cleared; sums and partial gradients, which are not.
+  const std::size_t accumulated = size_of(p.accumulation);
+  const auto take = [&plan](std::size_t bytes) {
+    const std::size_t offset = plan.bytes;
+    plan.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return offset;
+  };
+  if (g.levels > 0) {
+    take(sizeof(unsigned));
+    const Index words = static_cast<Index>(2 * accumulated / 8);
+    plan.nodes_offset =
+        take(static_cast<std::size_t>(g.tile_items * g.groups * lanes * words) * sizeof(uint4));
+    plan.cleared_bytes = plan.bytes;
+  }
+  const Index item_lanes = g.groups * lanes;
+  const std::size_t slot_bytes = static_cast<std::size_t>(g.tile_items * item_lanes) * accumulated;
+  signed char slots = 0;
+  for (int i = 0; p.backward && i < p.inputs; ++i) {
+    const Array<3>& din = p.din[i];
+    if (!din) continue;
+    const bool is_vector = (p.vector_inputs >> i & 1u) != 0;
+    const bool sums_time = is_vector || (din.shape[1] == 1 && p.time != 1);
+    g.din[i] = steps_of(p, din);
+    if (!sums_time && (din.shape[0] == p.batch || p.batch == 1) &&
+        (din.shape[2] == p.channels || p.channels == 1) && plan.blocks > 0) {
+      set_vector(g.din[i]);
+      continue;
+    }
+    auto& reduction = plan.reduction[plan.reductions++];
+    Reduction& r = reduction.sum;
+    reduction.input = i;
+    r.out = g.din[i];
+    r.out_rows = din.shape[0];
+    r.out_steps = din.shape[1];
+    r.out_channels = din.shape[2];
+    r.channels = p.channels;
+    if (plan.blocks == 0) continue;  // sums of nothing
+    if (sums_time) {
+      // The kernel leaves a sum for each tile, which lie in order.
+      g.sum_slot[i] = slots++;
+      r.rows = packed ? 1 : p.sequences;
+      r.steps = packed ? g.tile_items : g.tiles;
+      r.pitch = item_lanes;
+    } else {
+      // The whole gradient, in the accumulation type.
+      r.rows = p.batch;
+      r.steps = p.time;
+      r.pitch = p.channels;
+      reduction.offset =
+          take(static_cast<std::size_t>(p.batch * p.time * p.channels) * accumulated);
+      g.din[i] = {nullptr, p.time * p.channels, p.channels, 1, true, false};
+    }
+  }
+  if (slots > 0) plan.sums_offset = take(static_cast<std::size_t>(slots) * slot_bytes);
+  for (int r = 0; r < plan.reductions; ++r) {
+    const int slot = g.sum_slot[plan.reduction[r].input];
+    if (slot >= 0) {
+      plan.reduction[r].offset = plan.sums_offset + static_cast<std::size_t>(slot) * slot_bytes;
+    }
+  }
+  if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
+  return plan;
+}
+
+// Gives the plan its workspace.
+void place(Plan& plan, char* base) {
+  Args& g = plan.args;
+  g.ticket = reinterpret_cast<unsigned*>(base);
+  g.nodes = reinterpret_cast<uint4*>(base + plan.nodes_offset);
+  g.sums = base + plan.sums_offset;
+  for (int r = 0; r < plan.reductions; ++r) {
+    char* from = base + plan.reduction[r].offset;
+    plan.reduction[r].sum.from = from;
+    Steps& din = g.din[plan.reduction[r].input];
+    if (din.data == nullptr) din.data = from;
+  }
+}
+
+}  // namespace
+
+bool available() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) return true;
+  cudaGetLastError();
+  return false;
+}
+
+const char* unavailable_reason() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess) return count > 0 ? "" : "no CUDA device is visible";
+  cudaGetLastError();
+  return cudaGetErrorString(error);
+}
+
+const char* architectures() { return SCANRNN_CUDA_ARCHITECTURES; }
+
+std::size_t workspace_bytes(const Problem& problem, const Target& target) {
+  return make_plan(problem, target.index).bytes;
+}
+
+void execute(const Problem& problem, Workspace workspace, const Target& target) {
+  const char* call = problem.call;
+  const CurrentDevice current(call, target.index);
+  Plan plan = make_plan(problem, target.index);
+  if (plan.bytes > workspace.bytes || (plan.bytes > 0 && workspace.data == nullptr)) {
+    throw InvalidArgument(std::string(call) + ": workspace has " + std::to_string(workspace.bytes) +
+                          " bytes, expected " + std::to_string(plan.bytes));
+  }
+  const cudaStream_t stream = static_cast<cudaStream_t>(target.stream);
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  const std::uintptr_t aligned = (address + kAlignment - 1) / kAlignment * kAlignment;
+  place(plan, static_cast<char*>(workspace.data) + (aligned - address));
+
+  cudaError_t error = cudaSuccess;
+  if (plan.blocks > 0) {
+    const std::uint64_t bit = std::uint64_t{1} << (target.index % kMostDevices);
+    if (plan.prepared != nullptr && (plan.prepared->load(std::memory_order_relaxed) & bit) == 0) {
+      const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, target.index);
+      cudaFuncAttributes has;
+      error = cudaFuncGetAttributes(&has, plan.kernel->function);
+      if (error == cudaSuccess) {
+        error =
+            cudaFuncSetAttribute(plan.kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 most - static_cast<int>(has.sharedSizeBytes));
+      }
+      if (error == cudaSuccess) {
+        error = cudaFuncSetAttribute(plan.kernel->function,
+                                     cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+      }
+      if (error != cudaSuccess) fail(call, plan.kernel->name, target.index, error);
+      plan.prepared->fetch_or(bit, std::memory_order_relaxed);
+    }
+    if (plan.cleared_bytes > 0) {
+      error = cudaMemsetAsync(plan.args.ticket, 0, plan.cleared_bytes, stream);
+      if (error != cudaSuccess) fail(call, "clearing the workspace", target.index, error);
+    }
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(static_cast<unsigned>(plan.blocks));
+    launch.blockDim = dim3(static_cast<unsigned>(plan.threads));
+    launch.dynamicSmemBytes = static_cast<std::size_t>(plan.shared_bytes);
+    launch.stream = stream;
+    void* arguments[] = {&plan.args, const_cast<void*>(problem.cell)};
+    error = cudaLaunchKernelExC(&launch, plan.kernel->function, arguments);
+    if (error == cudaSuccess) error = cudaPeekAtLastError();
+    if (error != cudaSuccess) fail(call, plan.kernel->name, target.index, error);
+  }
+  for (int r = 0; r < plan.reductions; ++r) {
+    error = launch_reduction(plan.reduction[r].sum, problem.dtype, stream);
+    if (error != cudaSuccess) fail(call, "the sum of a gradient", target.index, error);
+  }
+}
+
+}  // namespace scanrnn::cuda

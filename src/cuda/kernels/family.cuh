@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// A cell's kernels for one dtype, as the executor's table wants them.
+#pragma once
+
+#include "cuda/columns.cuh"
+#include "cuda/kernels/table.hpp"
+#include "cuda/rows.cuh"
+#include "cuda/serial.cuh"
+
+namespace scanrnn::cuda {
+
+template <class Cell, class T, bool kBackward>
+PassKernels pass_kernels() {
+  using Rows = RowPass<Cell, kBackward>;
+  using Columns = ColumnPass<Cell, kBackward, T>;
+  PassKernels k;
+  k.rows = {
+      reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward>), "rows", Rows::leaf, kWarps,
+      [](int log2, int leaf, int) { return Rows::template shared_bytes<T>(1 << log2, leaf); }};
+  k.columns = {reinterpret_cast<const void*>(&run_columns<Cell, T, kBackward>), "columns",
+               Columns::leaf, Columns::warps,
+               [](int, int, int warps) { return warps * Columns::warp_bytes; }};
+  k.serial = {reinterpret_cast<const void*>(&run_serial<Cell, T, kBackward>), "serial", 0, kWarps,
+              [](int, int, int) { return 0; }};
+  return k;
+}
+
+template <class Cell, class T>
+CellKernels cell_kernels() {
+  return {pass_kernels<Cell, T, false>(), pass_kernels<Cell, T, true>()};
+}
+
+}  // namespace scanrnn::cuda

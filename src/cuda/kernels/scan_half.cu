@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/kernels/family.cuh"
+#include "cuda/kernels/list.hpp"
+#include "scanrnn/core/cells/scan.hpp"
+
+namespace scanrnn::cuda {
+CellKernels scan_f16() { return cell_kernels<ScanCell, Half>(); }
+CellKernels scan_bf16() { return cell_kernels<ScanCell, BFloat16>(); }
+}  // namespace scanrnn::cuda

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a pass over a cell reads and writes, worked out when the kernel is compiled.
+#pragma once
+
+#include "cuda/tile.cuh"
+
+namespace scanrnn::cuda {
+
+/// A cell's forward or backward pass. Arrays that have time in them are staged in shared memory, a
+/// slot each; outputs that can't be stored straight from registers take the slots of arrays that
+/// have been read.
+template <class C, bool kBackwardPass>
+struct Pass {
+  using Cell = C;
+  static constexpr bool backward = kBackwardPass;
+  static constexpr int inputs = Cell::inputs;
+  static constexpr unsigned all = (1u << inputs) - 1;
+  static constexpr unsigned vectors = Cell::vector_inputs;
+  static constexpr unsigned staged = (backward ? Cell::backward_inputs : all) & ~vectors;
+  static constexpr bool reads_states = backward && Cell::state_is_output;
+  static constexpr bool recomputes = backward && !Cell::state_is_output;
+  /// Inputs whose gradient may be summed over time.
+  static constexpr unsigned summed = Cell::vector_inputs | Cell::broadcast_inputs;
+
+  static constexpr SCANRNN_HD int count(unsigned set) {
+    int n = 0;
+    for (; set != 0; set &= set - 1) ++n;
+    return n;
+  }
+  static constexpr SCANRNN_HD bool has(unsigned set, int input) { return (set >> input & 1u) != 0; }
+  static constexpr SCANRNN_HD int slot(int input) { return count(staged & ((1u << input) - 1u)); }
+  static constexpr int dy_slot = count(staged);
+  static constexpr int states_slot = dy_slot + 1;
+  static constexpr int slots = count(staged) + (backward ? 1 : 0) + (reads_states ? 1 : 0);
+  /// Where a gradient goes: its input's place, or that of dy.
+  static constexpr SCANRNN_HD int din_slot(int input) {
+    return has(staged, input) ? slot(input) : dy_slot;
+  }
+};
+
+/// The array in a slot.
+template <class P>
+__device__ __forceinline__ const Steps& staged_array(const Args& g, int slot) {
+  if constexpr (P::backward) {
+    if (slot == P::dy_slot) return g.dy;
+    if (P::reads_states && slot == P::states_slot) return g.states;
+  }
+#pragma unroll
+  for (int k = 0; k < P::inputs; ++k) {
+    if (P::has(P::staged, k) && P::slot(k) == slot) return g.in[k];
+  }
+  return g.in[0];
+}
+
+/// Row of the (rows, D) array of checkpoints that holds the state before a step, a multiple of
+/// kLeafSteps.
+__device__ __forceinline__ Index checkpoint_row(const Args& g, const Tile& t, Index step) {
+  const Index row = g.cu_seqlens != nullptr ? t.begin / kLeafSteps + t.sequence
+                                            : t.row * (g.time / kLeafSteps + 1);
+  return row + step / kLeafSteps;
+}
+
+}  // namespace scanrnn::cuda

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/reduce.hpp"
+
+#include "cuda/device.cuh"
+
+namespace scanrnn::cuda {
+namespace {
+
+constexpr int kMostWarps = 16;
+
+template <class A>
+struct Wider {
+  using Type = double;
+  static __device__ __forceinline__ double of(A v) { return static_cast<double>(v); }
+  static __device__ __forceinline__ A back(double v) { return static_cast<A>(v); }
+};
+template <class R>
+struct Wider<Complex<R>> {
+  using Type = Complex<double>;
+  static __device__ __forceinline__ Complex<double> of(const Complex<R>& v) {
+    return {static_cast<double>(v.re), static_cast<double>(v.im)};
+  }
+  static __device__ __forceinline__ Complex<R> back(const Complex<double>& v) {
+    return {static_cast<R>(v.re), static_cast<R>(v.im)};
+  }
+};
+
+// A block makes 32 channels of one (row, step) of the result, or one element where channels are
+// summed too. Its warps share the rows and steps to be summed, its lanes are channels.
+template <class T>
+__global__ void __launch_bounds__(kMostWarps* kWarp) reduce(const __grid_constant__ Reduction r) {
+  using A = Acc<T>;
+  using W = Wider<A>;
+  using Sum = typename W::Type;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int warps = blockDim.x / kWarp;
+  const bool over_channels = r.out_channels == 1;
+  const Index channel_blocks = over_channels ? 1 : (r.out_channels + kWarp - 1) / kWarp;
+  Index block = blockIdx.x;
+  const Index d0 = block % channel_blocks * kWarp;
+  block /= channel_blocks;
+  const Index out_t = block % r.out_steps, out_b = block / r.out_steps;
+
+  const bool over_rows = r.out_rows == 1, over_steps = r.out_steps == 1;
+  const Index steps = over_steps ? r.steps : 1;
+  const Index count = (over_rows ? r.rows : 1) * steps;
+  const Index first = ((over_rows ? 0 : out_b) * r.steps + (over_steps ? 0 : out_t)) * r.pitch;
+  const Index row_pitch = r.steps * r.pitch;
+  const A* from = reinterpret_cast<const A*>(r.from) + first;
+
+  Sum total = Constant<Sum>::of(0);
+  const Index channels = r.channels < d0 + kWarp || over_channels ? r.channels : d0 + kWarp;
+  for (Index i = warp; i < count; i += warps) {
+    const A* at = from + i / steps * row_pitch + i % steps * r.pitch;
+    for (Index d = d0 + lane; d < channels; d += kWarp) total = total + W::of(at[d]);
+  }
+  if (over_channels) {
+    for (int by = kWarp / 2; by > 0; by /= 2) total = total + shuffle_xor(total, by);
+  }
+  __shared__ Sum totals[kMostWarps][kWarp];
+  totals[warp][lane] = total;
+  __syncthreads();
+  if (warp > 0 || (over_channels ? lane > 0 : d0 + lane >= r.out_channels)) return;
+  for (int w = 1; w < warps; ++w) total = total + totals[w][lane];
+  store_element<T>(r.out.data,
+                   out_b * r.out.batch + out_t * r.out.time + (d0 + lane) * r.out.channel,
+                   r.out.wide, W::back(total));
+}
+
+template <class T>
+void launch(const Reduction& r, cudaStream_t stream) {
+  const Index count = (r.out_rows == 1 ? r.rows : 1) * (r.out_steps == 1 ? r.steps : 1);
+  int warps = 1;
+  while (warps < kMostWarps && warps < count) warps *= 2;
+  const Index channel_blocks = r.out_channels == 1 ? 1 : (r.out_channels + kWarp - 1) / kWarp;
+  const Index blocks = r.out_rows * r.out_steps * channel_blocks;
+  if (blocks == 0) return;
+  reduce<T><<<static_cast<unsigned>(blocks), static_cast<unsigned>(warps * kWarp), 0, stream>>>(r);
+}
+
+}  // namespace
+
+cudaError_t launch_reduction(const Reduction& reduction, DType dtype, cudaStream_t stream) {
+  switch (dtype) {
+    case DType::f16:
+      launch<Half>(reduction, stream);
+      break;
+    case DType::bf16:
+      launch<BFloat16>(reduction, stream);
+      break;
+    case DType::f32:
+      launch<float>(reduction, stream);
+      break;
+    case DType::f64:
+      launch<double>(reduction, stream);
+      break;
+    case DType::c64:
+      launch<Complex<float>>(reduction, stream);
+      break;
+    default:
+      launch<Complex<double>>(reduction, stream);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace scanrnn::cuda

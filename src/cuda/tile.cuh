@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a ticket to the steps that a tile covers.
+//
+// Within a tile, rows are numbered as they lie in memory. The pass goes through them upwards or
+// downwards: forward through a sequence that runs forward and backward through a reversed one go
+// up. "Before" and "after" are meant in the order of the pass.
+#pragma once
+
+#include "cuda/device.cuh"
+
+namespace scanrnn::cuda {
+
+/// Steps [begin, end) of row `row` are the sequence.
+struct Span {
+  Index row, begin, end;
+};
+
+__device__ __forceinline__ Index read_index(const Args& g, const void* data, Index i) {
+  const Index at = i * g.index_stride;
+  const Index value =
+      g.index_is_64 ? static_cast<const long long*>(data)[at] : static_cast<const int*>(data)[at];
+  // Values are the caller's and unchecked here: no access may leave the arrays for their sake.
+  return value < 0 ? 0 : (value > g.time ? g.time : value);
+}
+
+__device__ __forceinline__ Span span_of(const Args& g, Index n) {
+  if (g.cu_seqlens != nullptr) {
+    const Index begin = read_index(g, g.cu_seqlens, n);
+    const Index end = read_index(g, g.cu_seqlens, n + 1);
+    return {0, begin, end > begin ? end : begin};
+  }
+  if (g.lengths == nullptr) return {n, 0, g.time};
+  const Index length = read_index(g, g.lengths, n);
+  return g.left_padded ? Span{n, g.time - length, g.time} : Span{n, 0, length};
+}
+
+struct Tile {
+  Index sequence, row;
+  Index begin, length;  // of the sequence, in memory
+  Index group;
+  Index number;      // in the order of the pass
+  Index tiles;       // of the sequence; other numbers have no steps
+  Index first_item;  // the item of the sequence's tile 0
+  Index item;        // the tile's own
+  Index step;        // the sequence's step that the tile's steps start from
+  Index position;    // the place in memory, along time, of the tile's row 0
+  int low, high;     // rows [low, high) belong to the sequence
+
+  __device__ __forceinline__ bool is_last() const { return number == tiles - 1; }
+  /// The step of the sequence in a row.
+  __device__ __forceinline__ Index step_of(int row_, int rows, bool reverse) const {
+    return step + (reverse ? rows - 1 - row_ : row_);
+  }
+  __device__ __forceinline__ bool contains(int r) const { return r >= low && r < high; }
+  /// Whether row r, of this tile or beyond its ends, is a step of the sequence.
+  __device__ __forceinline__ bool in_sequence(int r) const {
+    return position + r >= begin && position + r < begin + length;
+  }
+};
+
+/// `ticket` in [0, tile_items * groups): earlier tiles of a sequence have earlier tickets.
+template <bool kBackward>
+__device__ __forceinline__ Tile tile_of(const Args& g, Index ticket, int rows) {
+  Tile t;
+  if (g.cu_seqlens != nullptr) {
+    // Sequence n starts at item begin / rows + n, which leaves room for all before it.
+    t.item = ticket / g.groups;
+    t.group = ticket % g.groups;
+    Index low = 0, high = g.sequences;  // the last sequence that starts at the item or before
+    while (high - low > 1) {
+      const Index middle = (low + high) / 2;
+      if (read_index(g, g.cu_seqlens, middle) / rows + middle <= t.item) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    t.sequence = low;
+    t.first_item = read_index(g, g.cu_seqlens, low) / rows + low;
+    t.number = t.item - t.first_item;
+
+  } else {
+    // The first tiles of all sequences, then the second ones.
+    const Index round = g.sequences * g.groups;
+    t.number = ticket / round;
+    const Index rest = ticket % round;
+    t.sequence = rest / g.groups;
+    t.group = rest % g.groups;
+    t.first_item = t.sequence * g.tiles;
+    t.item = t.first_item + t.number;
+  }
+  const Span span = span_of(g, t.sequence);
+  t.row = span.row;
+  t.begin = span.begin;
+  t.length = span.end - span.begin;
+  t.tiles = t.length > rows ? (t.length + rows - 1) / rows : 1;
+  // Tiles start at multiples of their size in both passes, so the first one of backward may be
+  // short.
+  t.step = (kBackward ? t.tiles - 1 - t.number : t.number) * rows;
+  if (t.number < 0 || t.number >= t.tiles) {
+    if (t.number < 0) t.number = t.tiles;  // only from offsets that decrease
+    t.position = span.begin;
+    t.low = t.high = 0;
+    return t;
+  }
+  if (g.reverse) {
+    t.position = span.end - t.step - rows;
+    t.low = static_cast<int>(t.step + rows > t.length ? t.step + rows - t.length : 0);
+    t.high = rows;
+  } else {
+    t.position = span.begin + t.step;
+    t.low = 0;
+    t.high = static_cast<int>(t.length - t.step < rows ? t.length - t.step : rows);
+  }
+  return t;
+}
+
+/// A tile's share of a row's padding: steps [begin, end) in memory that are to be zero.
+struct Padding {
+  Index begin, end;
+};
+__device__ __forceinline__ Padding padding_of(const Args& g, const Tile& t) {
+  if (g.lengths == nullptr) return {0, 0};
+  const Index first = t.begin > 0 ? 0 : t.length;
+  const Index count = g.time - t.length;
+  const Index share = (count + g.tiles - 1) / g.tiles;
+  const Index begin = t.number * share;
+  const Index end = begin + share;
+  return {first + (begin < count ? begin : count), first + (end < count ? end : count)};
+}
+
+}  // namespace scanrnn::cuda
