@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -20,10 +21,16 @@ class Cpu(TypedDict):
     threads: int
 
 
+class Device(TypedDict):
+    name: str
+    compute_capability: str
+
+
 class Cuda(TypedDict):
     available: bool
     reason: str  # why not; "" if available
     architectures: str
+    devices: list[Device]  # that the driver shows to this process, also without a CUDA backend
 
 
 class Info(TypedDict):
@@ -57,6 +64,7 @@ def gather() -> Info:
             "available": _core.cuda_available(),
             "reason": _core.cuda_unavailable_reason(),
             "architectures": build["cuda_architectures"],
+            "devices": cuda_devices(),
         },
         "frameworks": {name: installed_version(name) for name in FRAMEWORKS},
     }
@@ -72,6 +80,8 @@ def text(info: Info) -> str:
         "CPU": f"available: {cpu['name']}, {cpu['threads']} threads",
         "": f"{cpu['instruction_set']} in use, of {', '.join(cpu['built_instruction_sets'])}",
         "CUDA": "available" if cuda["available"] else f"not available: {cuda['reason']}",
+        "GPUs": ", ".join(f"{d['name']} ({d['compute_capability']})" for d in cuda["devices"])
+        or "none found",
         "built for": cuda["architectures"] or "no GPU architecture",
         "JAX handlers": "built" if info["jax_handlers"] else "not built",
         "DEBUG_MERGE": "on" if info["debug_merge"] else "off",
@@ -80,6 +90,30 @@ def text(info: Info) -> str:
         "not found": ", ".join(missing) or "-",
     }
     return "\n".join(f"{name:<14}{value}" for name, value in rows.items())
+
+
+def cuda_devices() -> list[Device]:
+    """Names and compute capabilities from the driver, which any process can ask; [] without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    devices: list[Device] = []
+    for ordinal in range(count.value):
+        device, value = ctypes.c_int(), ctypes.c_int()
+        name = ctypes.create_string_buffer(128)
+        driver.cuDeviceGet(ctypes.byref(device), ordinal)
+        driver.cuDeviceGetName(name, len(name), device)
+        numbers = []
+        for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            numbers.append(value.value)
+        capability = "{}.{}".format(*numbers)
+        devices.append({"name": name.value.decode(), "compute_capability": capability})
+    return devices
 
 
 def installed_version(package: str) -> str | None:

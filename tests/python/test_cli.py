@@ -39,6 +39,35 @@ def test_info_json(capsys):
     assert info["frameworks"]["numpy"] == np.__version__
 
 
+class Driver:
+    """libcuda, with two devices."""
+
+    def cuInit(self, flags):  # noqa: N802
+        return 0
+
+    def cuDeviceGetCount(self, count):  # noqa: N802
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, device, ordinal):  # noqa: N802
+        device._obj.value = 10 + ordinal
+
+    def cuDeviceGetName(self, name, length, device):  # noqa: N802
+        name.value = f"GPU {device.value}".encode()
+
+    def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+        value._obj.value = {75: 9, 76: device.value - 10}[attribute]
+
+
+def test_info_names_the_gpus(capsys, monkeypatch):
+    monkeypatch.setattr(_info.ctypes, "CDLL", lambda name: Driver())
+    main(["info"])
+    assert "GPU 10 (9.0), GPU 11 (9.1)" in capsys.readouterr().out
+    monkeypatch.setattr(Driver, "cuInit", lambda self, flags: 100)
+    main(["info"])
+    assert "none found" in capsys.readouterr().out
+
+
 def test_info_imports_no_framework(run_python):
     printed = run_python(
         "import sys; from scanrnn.__main__ import main; main(['info'])\n"
