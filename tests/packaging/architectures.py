@@ -6,7 +6,8 @@
     python tests/packaging/architectures.py --write  also into ARCHITECTURES.md beside this file
 
 Only the CUDA sources of the library are compiled. Takes Ninja and CMake, and the nvcc that CUDACXX
-or --nvcc names, or the one on the PATH. Exit status 1 if a kernel spills registers.
+or --nvcc names, or the one on the PATH. Exit status 1 if one fails to compile or a kernel spills
+registers.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ class Result:
     size: int  # bytes of the objects
     compressed: int  # bytes of the objects, as a wheel keeps them
     kernels: list[ptxas_report.Kernel]
+    error: str  # the compiler's first, "" if it compiles
+
+
+class CommandError(Exception):
+    """A command failed; the text is what it printed."""
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
@@ -55,7 +61,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
         env=os.environ | (env or {}),
     )  # fmt: skip
     if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout[-6000:]}")
+        raise CommandError(done.stdout)
     return done.stdout
 
 
@@ -87,10 +93,17 @@ def compile_for(architectures: str, nvcc: Path, folder: Path, jobs: int) -> Resu
         (folder / name).unlink(missing_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.monotonic()
-    log = run("ninja", "-C", folder, f"-j{jobs}", *objects)
+    error = ""
+    try:
+        log = run("ninja", "-C", folder, f"-j{jobs}", "-k0", *objects)
+    except CommandError as failure:
+        log = str(failure)
+        lines = [line for line in log.splitlines() if re.search(r"\b(error|fatal)\b", line)]
+        error = lines[0] if lines else "failed"
+        print(f"{architectures}:", *lines, sep="\n", file=sys.stderr)
     wall = time.monotonic() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    contents = [(folder / name).read_bytes() for name in objects]
+    contents = [(folder / name).read_bytes() for name in objects if (folder / name).exists()]
     return Result(
         architectures,
         wall,
@@ -98,6 +111,7 @@ def compile_for(architectures: str, nvcc: Path, folder: Path, jobs: int) -> Resu
         sum(map(len, contents)),
         sum(len(zlib.compress(content)) for content in contents),
         ptxas_report.parse(log),
+        error,
     )
 
 
@@ -111,7 +125,7 @@ def summary(results: list[Result]) -> str:
     rows = [
         [
             "architectures", "wall, s", "processor, s", "objects, MB", "compressed, MB", "kernels",
-            "spilling",
+            "spilling", "",
         ]
     ]  # fmt: skip
     rows += [
@@ -123,6 +137,7 @@ def summary(results: list[Result]) -> str:
             f"{result.compressed / 1e6:.1f}",
             str(len(result.kernels)),
             str(sum(kernel.spills for kernel in result.kernels)),
+            "FAILS" if result.error else "",
         ]
         for result in results
     ]
@@ -189,8 +204,12 @@ def main() -> int:
     print(text)
     if arguments.write:
         (Path(__file__).parent / "ARCHITECTURES.md").write_text(text)
-    return int(any(kernel.spills for kernel in kernels))
+    failed = any(result.error for result in results)
+    return int(failed or any(kernel.spills for kernel in kernels))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except CommandError as failure:
+        sys.exit(f"architectures.py: {failure}")
