@@ -97,7 +97,7 @@ def test_sru_on_the_device_and_stream_of_its_tensors(calls, monkeypatch):
 class Small:
     """A tensor of the CPU that notes how it is moved."""
 
-    device, is_cpu, pinned = torch.device("cpu"), True, False
+    device, pinned = torch.device("cpu"), False
 
     def pin_memory(self):
         self.pinned = True
@@ -124,7 +124,7 @@ def test_an_index_on_the_cpu_can_not_be_captured(monkeypatch):
 
 
 def test_an_index_on_another_device_is_an_error():
-    there = types.SimpleNamespace(device=torch.device("cuda", 0), is_cpu=False)
+    there = types.SimpleNamespace(device=torch.device("cuda", 0))
     with pytest.raises(ValueError, match=r"lengths is on device cuda:0, expected cuda:1 \(the"):
         functional.to_device_of("scan", "lengths", there, MAIN)
 

@@ -466,7 +466,7 @@ def index_tensor(fn: str, name: str, value: Any, x: Tensor, time: int) -> OptTen
         value = torch.empty(0, dtype=torch.int64)  # an empty list has no dtype of its own
     index = _as_tensor(value, x)
     check_dtype(fn, name, index, (torch.int32, torch.int64))
-    if x.is_cuda and index.is_cpu and index.numel() and not torch.compiler.is_compiling():
+    if x.is_cuda and index.device.type == "cpu" and index.numel() and not _transformed():
         if name == "lengths":
             check_lengths(fn, index.numpy(), time)
         elif index.ndim == 1:
@@ -493,6 +493,11 @@ def _as_tensor(value: Any, x: Tensor) -> Tensor:
     return torch.as_tensor(value, device=x.device if on_gpu else "cpu")
 
 
+def _transformed() -> bool:
+    """Whether tensors may have no values to look at: under torch.compile and torch.func."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def to_device_of(fn: str, name: str, t: Tensor, x: Tensor) -> Tensor:
     """A small tensor on x's device: the CPU's go to a GPU without waiting for it.
 
@@ -503,12 +508,12 @@ def to_device_of(fn: str, name: str, t: Tensor, x: Tensor) -> Tensor:
     """
     if t.device == x.device:
         return t
-    if not t.is_cpu:
+    if t.device.type != "cpu":
         raise ValueError(
             f"{fn}: {name} is on device {t.device}, expected {x.device} (the device of the input) "
             "or the CPU"
         )
-    if not x.is_cuda or torch.compiler.is_compiling():
+    if not x.is_cuda or _transformed():
         return t.to(x.device)
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
