@@ -27,6 +27,23 @@ struct States {
   bool wide = false;
 };
 
+/// Division of numbers below 2^31 by one that is known beforehand: the high word of a product.
+struct Divisor {
+  unsigned value = 1, factor = 0, shift = 0;
+
+  static Divisor of(Index number) {
+    Divisor d;
+    if (number < 1) return d;                        // nothing will be divided
+    if (number >= Index{1} << 31) return {0, 0, 0};  // the quotient is always 0
+    d.value = static_cast<unsigned>(number);
+    while ((Index{1} << d.shift) < number) ++d.shift;
+    // Rounded up: 2^(32 + shift) / number less 2^32 (Granlund and Montgomery 1994, figure 4.1).
+    d.factor =
+        static_cast<unsigned>(((((std::uint64_t{1} << d.shift) - d.value) << 32) / d.value) + 1);
+    return d;
+  }
+};
+
 struct Args {
   Steps in[kMaxInputs];
   Steps din[kMaxInputs];        ///< backward
@@ -52,14 +69,17 @@ struct Args {
   /// one for each tile_steps of its steps that begin before it and one more.
   Index tiles = 1;
   Index groups = 1;
-  Index tile_items = 1;  ///< of all sequences together
-  int across_log2 = 0;   ///< rows: 16-byte vectors of a row. columns: channels of a warp
-  int leaf = 0;          ///< rows: steps of a leaf
-  int levels = 0;        ///< of the tree between tiles; 0: no sequence has two
+  Index tile_items = 1;         ///< of all sequences together
+  Divisor by_groups, by_round;  ///< by groups, and by groups times sequences
+  int across_log2 = 0;          ///< rows: 16-byte vectors of a row. columns: channels of a warp
+  int leaf = 0;                 ///< rows: steps of a leaf
+  int levels = 0;               ///< of the tree between tiles; 0: no sequence has two
 
   unsigned* ticket = nullptr;
-  uint4* nodes = nullptr;            ///< (tile_items, groups, lanes) nodes
-  char* sums = nullptr;              ///< (slots, tile_items, groups, lanes), accumulation type
+  uint4* nodes = nullptr;  ///< (tile_items, groups, lanes) nodes
+  char* sums = nullptr;    ///< (slots, tile_items, groups, lanes), accumulation type
+  bool is_direct = false;  ///< rows: all outputs are written 16 bytes at a time, whole lines
+  bool has_wide = false;   ///< some gradient is written in the accumulation type
   signed char sum_slot[kMaxInputs];  ///< of inputs whose gradient is summed over time, else -1
 };
 

@@ -25,7 +25,7 @@ struct ColumnPass : Pass<Cell, kBackward> {
   /// Warps of a block; a device with less shared memory runs fewer.
   static constexpr int warps = column_warps(Base::slots + (Base::recomputes ? 1 : 0));
   static constexpr int wanted_blocks = 216 * 1024 / (warps * warp_bytes + 2 * 1024);
-  static constexpr int most_blocks = 1536 / (warps * kWarp);
+  static constexpr int most_blocks = 1024 / (warps * kWarp);
   static constexpr int blocks =
       wanted_blocks < 1 ? 1 : (wanted_blocks < most_blocks ? wanted_blocks : most_blocks);
 };
@@ -87,26 +87,108 @@ __device__ __forceinline__ void write_column(const Steps& s, char* base, int low
   for (int r = done + lane; r < high; r += kWarp) write(r);
 }
 
-/// A lane's leaf: P::leaf steps of one channel, in the order of the pass.
+/// How a leaf is run. A plain one is nothing but full: all its steps are there, without a reset or
+/// the end of the pass. It goes up or down in memory.
+enum class ColumnMode { general, plain_up, plain_down };
+template <ColumnMode kMode>
+inline constexpr bool kIsPlainColumn = kMode != ColumnMode::general;
+
+/// A lane's leaf: P::leaf steps of one channel, numbered in the order of the pass.
 template <class P, class T>
 struct ColumnLeaf {
+  using Cell = typename P::Cell;
   using A = Acc<T>;
-  static constexpr int W = kWidth<T>;
+  static constexpr int W = kWidth<T>, kLeaf = P::leaf;
 
   const Args& g;
   const Tile& t;
-  const char* slots;
-  int first;  // element of a slot that row 0 of the channel is
-  int from;   // row of step 0
+  const Cell& cell;
+  char* slots;
+  A* own_states;  // recomputed: [j] is the state before step j in the order of time
   bool ascending;
+  bool has_channel;
+  int rows;    // of the channel's tile
+  int place;   // of the leaf in the tile, in the order of the pass
+  int first;   // element of a slot that row 0 of the channel is
+  int from;    // row of step 0
+  int chunk0;  // swizzled chunk of the leaf's first row
   Index channel;
+  unsigned valid = 0;   // bit i: step i is one of the sequence's
+  unsigned resets = 0;  // bit i: and the state is dropped before it
+  int last = -1;        // the last step of the pass, if it is here
   A vector_in[P::inputs];
 
+  // Backward.
+  A entry_gain;            // what the adjoint of the row before is multiplied by
+  bool entry_cut = false;  // whether it is dropped
+  A next_state;            // of the row after the leaf
+  A sum[P::inputs];        // of gradients
+
+  __device__ __forceinline__ ColumnLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
+                                        char* staged, int lane)
+      : g(args), t(tile), cell(the_cell), slots(staged) {
+    ascending = P::backward == g.reverse;
+    const int each = kWarp >> g.across_log2;
+    const int mine = lane >> (5 - g.across_log2);  // channel of the warp
+    rows = each * kLeaf;
+    place = lane & (each - 1);
+    first = mine * rows;
+    from = ascending ? place * kLeaf : (each - place) * kLeaf - 1;
+    chunk0 = swizzled((first + (ascending ? from : from - (kLeaf - 1))) / W);
+    own_states = reinterpret_cast<A*>(slots + P::slots * P::slot_bytes) + lane * (kLeaf + 1);
+    channel = (t.group << g.across_log2) + mine;
+    has_channel = channel < g.channels;
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      sum[k] = Constant<A>::of(0);
+      vector_in[k] = Constant<A>::of(0);
+      if (P::has(P::vectors, k) && g.in[k].data != nullptr && has_channel) {
+        vector_in[k] = load_element<T>(g.in[k].data, channel * g.in[k].channel, g.in[k].wide);
+      }
+    }
+    entry_gain = Constant<A>::of(1);
+    next_state = Constant<A>::of(0);
+    if (!has_channel) return;
+    const int low = t.low, high = t.high;
+    valid = steps_between(ascending ? low - from : from - (high - 1),
+                          ascending ? high - from : from - low + 1, kLeaf);
+    if (g.reset != nullptr) {
+      for (int i = 0; i < kLeaf; ++i) {
+        if (has_step<ColumnMode::general>(i) && is_reset(row(i))) resets |= 1u << i;
+      }
+    }
+    if (valid != 0 && t.is_last()) {
+      const int i = 31 - __clz(static_cast<int>(valid));
+      if (!t.in_sequence(row(i + 1))) last = i;
+    }
+  }
+
   __device__ __forceinline__ int row(int i) const { return ascending ? from + i : from - i; }
+  __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
   __device__ __forceinline__ bool is_reset(int r) const {
     return g.reset != nullptr &&
            g.reset[t.row * g.reset_batch + (t.position + r) * g.reset_time] != 0;
   }
+  __device__ __forceinline__ ColumnMode mode() const {
+    if (valid != kAllLanes >> (32 - kLeaf) || resets != 0 || entry_cut || last >= 0 || g.has_wide) {
+      return ColumnMode::general;
+    }
+    return ascending ? ColumnMode::plain_up : ColumnMode::plain_down;
+  }
+  template <ColumnMode kMode>
+  __device__ __forceinline__ bool goes_up() const {
+    if constexpr (kMode == ColumnMode::general) return ascending;
+    return kMode == ColumnMode::plain_up;
+  }
+  template <ColumnMode kMode>
+  __device__ __forceinline__ bool has_step(int i) const {
+    return kIsPlainColumn<kMode> || (valid >> i & 1u) != 0;
+  }
+  template <ColumnMode kMode>
+  __device__ __forceinline__ bool resets_at(int i) const {
+    return !kIsPlainColumn<kMode> && (resets >> i & 1u) != 0;
+  }
+
   __device__ __forceinline__ A read_outside(int slot, int r) const {
     const Steps& s = staged_array<P>(g, slot);
     if (s.data == nullptr) return Constant<A>::of(0);
@@ -114,35 +196,32 @@ struct ColumnLeaf {
         s.data, t.row * s.batch + (t.position + r) * s.time + channel * s.channel, false);
   }
   /// One row.
-  __device__ __forceinline__ A read(int slot, int r) const {
-    if (staged_array<P>(g, slot).data == nullptr) return Constant<A>::of(0);
+  __device__ __forceinline__ A read_row(int slot, int r) const {
     return Element<T>::widen(
         *reinterpret_cast<const T*>(slots + slot * P::slot_bytes + element_offset<T>(first + r)));
   }
-  /// Steps [i, i + W) of the pass.
-  __device__ __forceinline__ void read_steps(int slot, int i, A (&to)[W]) const {
-    if (staged_array<P>(g, slot).data == nullptr) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) to[v] = Constant<A>::of(0);
-      return;
-    }
-    const int r = ascending ? from + i : from - i - (W - 1);
-    A rows[W];
-    widen<T>(*reinterpret_cast<const Vector<T>*>(slots + slot * P::slot_bytes +
-                                                 element_offset<T>(first + r)),
-             rows);
-#pragma unroll
-    for (int v = 0; v < W; ++v) to[v] = ascending ? rows[v] : rows[W - 1 - v];
+  /// Steps [i, i + W). A leaf's chunks are a power of two and start at a multiple of it.
+  template <ColumnMode kMode>
+  __device__ __forceinline__ char* vector_of(int slot, int i) const {
+    const int turn = goes_up<kMode>() ? 0 : kLeaf / W - 1;
+    const int chunk = chunk0 ^ ((i / W) ^ turn);
+    return slots + slot * P::slot_bytes + chunk * kVectorBytes;
   }
-  __device__ __forceinline__ void write_steps(char* into, int slot, int i,
-                                              const A (&value)[W]) const {
-    const int r = ascending ? from + i : from - i - (W - 1);
-    A rows[W];
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void read(int slot, int i, A (&to)[W]) const {
+    A in_memory[W];
+    widen<T>(load_vector<T>(vector_of<kMode>(slot, i)), in_memory);
 #pragma unroll
-    for (int v = 0; v < W; ++v) rows[v] = ascending ? value[v] : value[W - 1 - v];
-    *reinterpret_cast<Vector<T>*>(into + slot * P::slot_bytes + element_offset<T>(first + r)) =
-        narrow<T>(rows);
+    for (int v = 0; v < W; ++v) to[v] = goes_up<kMode>() ? in_memory[v] : in_memory[W - 1 - v];
   }
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void write(int slot, int i, const A (&value)[W]) const {
+    A in_memory[W];
+#pragma unroll
+    for (int v = 0; v < W; ++v) in_memory[v] = goes_up<kMode>() ? value[v] : value[W - 1 - v];
+    store_vector(vector_of<kMode>(slot, i), narrow<T>(in_memory));
+  }
+  template <ColumnMode kMode>
   __device__ __forceinline__ void read_inputs(unsigned set, int i, A (&in)[P::inputs][W]) const {
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
@@ -151,7 +230,219 @@ struct ColumnLeaf {
 #pragma unroll
         for (int v = 0; v < W; ++v) in[k][v] = vector_in[k];
       } else {
-        read_steps(P::slot(k), i, in[k]);
+        read<kMode>(P::slot(k), i, in[k]);
+      }
+    }
+  }
+  __device__ __forceinline__ void take_step(const A (&in)[P::inputs][W], int v,
+                                            A (&one)[P::inputs]) const {
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) one[k] = in[k][v];
+  }
+
+  /// Backward needs the row before the leaf, for its gain, and the state of the row after it. What
+  /// lies beyond the tile comes straight from memory, what lies inside once the tile has arrived.
+  __device__ __forceinline__ void take_neighbours(bool outside) {
+    if (!has_channel) return;
+    const int before = row(-1), after = row(kLeaf);
+    if (is_inside(before) != outside && t.in_sequence(before)) {
+      A in[P::inputs];
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (P::has(P::vectors, k)) {
+          in[k] = vector_in[k];
+        } else if (P::has(Cell::map_inputs & Cell::backward_inputs, k)) {
+          in[k] = outside ? read_outside(P::slot(k), before) : read_row(P::slot(k), before);
+        }
+      }
+      entry_gain = cell.gain(in);
+      entry_cut = is_reset(before);
+    }
+    if constexpr (P::reads_states) {
+      if (is_inside(after) != outside && t.in_sequence(after)) {
+        next_state =
+            outside ? read_outside(P::states_slot, after) : read_row(P::states_slot, after);
+      }
+    }
+  }
+
+  /// The maps of the steps, in the order of time, which a backward pass goes against.
+  template <ColumnMode kMode, class F>
+  __device__ __forceinline__ void each_step_in_time(F&& take) const {
+#pragma unroll 2
+    for (int i = kLeaf - W; i >= 0; i -= W) {
+      A in[P::inputs][W];
+      read_inputs<kMode>(Cell::map_inputs, i, in);
+#pragma unroll
+      for (int v = W - 1; v >= 0; --v) {
+        A in_v[P::inputs];
+        take_step(in, v, in_v);
+        if (has_step<kMode>(i + v)) {
+          take(i + v, cell.step(in_v), resets_at<kMode>(i + v));
+        } else {
+          take(i + v, identity<Affine<A>>(), false);
+        }
+      }
+    }
+  }
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void map_in_time(Affine<A>& map) const {
+    each_step_in_time<kMode>([&](int, const Affine<A>& step, bool reset) {
+      map.x = reset ? step.x : fma(step.a, map.x, step.x);
+      map.a = product(map.a, step.a);
+    });
+  }
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void recompute_states(A run) const {
+    own_states[0] = run;
+    each_step_in_time<kMode>([&](int i, const Affine<A>& step, bool reset) {
+      run = reset ? step.x : fma(step.a, run, step.x);
+      own_states[kLeaf - i] = run;
+    });
+  }
+  /// The states after steps [i, i + W).
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void states_after(int i, A (&to)[W]) const {
+    if constexpr (P::recomputes) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) to[v] = own_states[kLeaf - i - v];
+    } else if constexpr (P::reads_states) {
+      read<kMode>(P::states_slot, i, to);
+    }
+  }
+
+  /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void map_in_pass(Affine<A>& map, bool& cut) const {
+    A gain = entry_gain;
+    bool reset = !kIsPlainColumn<kMode> && entry_cut;
+#pragma unroll(kIsPlainColumn<kMode> ? kLeaf / W : 1)
+    for (int i = 0; i < kLeaf; i += W) {
+      if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
+      A in[P::inputs][W], dy[W], after[W];
+      if constexpr (P::backward) {
+        read_inputs<kMode>(Cell::backward_inputs, i, in);
+        read<kMode>(P::dy_slot, i, dy);
+        states_after<kMode>(i, after);
+      } else {
+        read_inputs<kMode>(Cell::map_inputs, i, in);
+      }
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        if (!has_step<kMode>(i + v)) continue;
+        if (!P::backward) reset = resets_at<kMode>(i + v);
+        cut = cut || reset;
+        A in_v[P::inputs];
+        take_step(in, v, in_v);
+        Affine<A> step;
+        if constexpr (P::backward) {
+          step = {gain, cell.output_adjoint(in_v, after[v], dy[v])};
+          gain = cell.gain(in_v);
+        } else {
+          step = cell.step(in_v);
+        }
+        map.x = reset ? step.x : fma(step.a, map.x, step.x);
+        map.a = product(map.a, step.a);
+        if (P::backward) reset = resets_at<kMode>(i + v);
+      }
+    }
+  }
+
+  /// Runs the leaf from `state` on; what the pass writes goes to the slots. `leave` is where the
+  /// pass ends.
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void finish(A state, A& leave) {
+    if constexpr (P::backward) {
+      finish_backward<kMode>(state, leave);
+    } else {
+      finish_forward<kMode>(state, leave);
+    }
+  }
+
+ private:
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void finish_forward(A state, A& leave) {
+#pragma unroll(kIsPlainColumn<kMode> ? kLeaf / W : 1)
+    for (int i = 0; i < kLeaf; i += W) {
+      if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
+      A in[P::inputs][W], out[W];
+      read_inputs<kMode>(P::all, i, in);
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        out[v] = Constant<A>::of(0);
+        if (!has_step<kMode>(i + v)) continue;
+        A in_v[P::inputs];
+        take_step(in, v, in_v);
+        const Affine<A> step = cell.step(in_v);
+        state = resets_at<kMode>(i + v) ? step.x : fma(step.a, state, step.x);
+        out[v] = cell.output(in_v, state);
+        if (!kIsPlainColumn<kMode> && i + v == last) leave = state;
+      }
+      write<kMode>(0, i, out);
+    }
+  }
+
+  template <ColumnMode kMode>
+  __device__ __forceinline__ void finish_backward(A state, A& leave) {
+    const A zero = Constant<A>::of(0);
+    A gain = entry_gain;
+    bool reset = !kIsPlainColumn<kMode> && entry_cut;
+#pragma unroll(kIsPlainColumn<kMode> && !P::recomputes ? kLeaf / W : 1)
+    for (int i = 0; i < kLeaf; i += W) {
+      if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
+      A in[P::inputs][W], dy[W], after[W], before[W], din[P::inputs][W];
+      read_inputs<kMode>(Cell::backward_inputs, i, in);
+      read<kMode>(P::dy_slot, i, dy);
+      states_after<kMode>(i, after);
+      // The state before a step is the one after the next step of the pass.
+      if constexpr (P::recomputes) {
+#pragma unroll
+        for (int v = 0; v < W; ++v) before[v] = own_states[kLeaf - 1 - i - v];
+      } else {
+#pragma unroll
+        for (int v = 0; v + 1 < W; ++v) before[v] = after[v + 1];
+        before[W - 1] = i + W < kLeaf ? read_row(P::states_slot, row(i + W)) : next_state;
+      }
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+#pragma unroll
+        for (int k = 0; k < P::inputs; ++k) din[k][v] = zero;
+        if (!has_step<kMode>(i + v)) continue;
+        const bool reset_here = resets_at<kMode>(i + v);
+        const bool is_last = !kIsPlainColumn<kMode> && i + v == last;
+        if (is_last) before[v] = load_state<T>(g.initial, t.sequence, channel);
+        A in_v[P::inputs], din_v[P::inputs];
+        take_step(in, v, in_v);
+        const A x = cell.output_adjoint(in_v, after[v], dy[v]);
+        state = reset ? x : fma(gain, state, x);
+        gain = cell.gain(in_v);
+        cell.pullback(in_v, reset_here ? zero : before[v], after[v], dy[v], state, din_v);
+        if (is_last) leave = reset_here ? zero : product(gain, state);
+        reset = reset_here;
+#pragma unroll
+        for (int k = 0; k < P::inputs; ++k) din[k][v] = din_v[k];
+      }
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
+#pragma unroll
+          for (int v = 0; v < W; ++v) sum[k] = sum[k] + din[k][v];
+        } else if (!P::has(P::vectors, k) && g.din[k].data != nullptr) {
+          if (kIsPlainColumn<kMode> || !g.din[k].wide) {
+            write<kMode>(P::din_slot(k), i, din[k]);
+          } else {
+            const Steps& s = g.din[k];
+#pragma unroll
+            for (int v = 0; v < W; ++v) {
+              if (has_step<kMode>(i + v)) {
+                store_element<T>(
+                    s.data,
+                    t.row * s.batch + (t.position + row(i + v)) * s.time + channel * s.channel,
+                    true, din[k][v]);
+              }
+            }
+          }
+        }
       }
     }
   }
@@ -163,28 +454,29 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
     run_columns(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
   using P = ColumnPass<Cell, kBackward, T>;
   using A = Acc<T>;
-  constexpr int kLeaf = P::leaf, W = kWidth<T>;
-  const A zero = Constant<A>::of(0), one = Constant<A>::of(1);
+  constexpr int kLeaf = P::leaf;
+  const A zero = Constant<A>::of(0);
 
   extern __shared__ __align__(128) char slots_of_block[];
   __shared__ Tile tiles[P::warps];
 
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   char* const slots = slots_of_block + warp * P::warp_bytes;
-  A* const own_states = reinterpret_cast<A*>(slots + P::slots * P::slot_bytes) + lane * (kLeaf + 1);
   // Lanes of a channel are neighbours; the leaves of `each` lanes are its tile.
   const int held = 1 << g.across_log2;  // channels of the warp
   const int each = kWarp >> g.across_log2;
   const int rows = each * kLeaf;
 
+  // A block's warps take their tickets together: the counter is one word for the whole device.
+  __shared__ unsigned first_ticket;
+  const unsigned warps = blockDim.x / kWarp;
+  if (g.levels > 0) {
+    await_clearing();
+    if (threadIdx.x == 0) first_ticket = atomicAdd(g.ticket, warps);
+    __syncthreads();
+  }
   if (lane == 0) {
-    Index ticket;
-    if (g.levels > 0) {
-      // Warps take theirs one after the other, so that none comes before its block runs.
-      ticket = static_cast<Index>(atomicAdd(g.ticket, 1u));
-    } else {
-      ticket = static_cast<Index>(blockIdx.x) * (blockDim.x / kWarp) + warp;
-    }
+    const unsigned ticket = (g.levels > 0 ? first_ticket : blockIdx.x * warps) + warp;
     if (ticket < g.tile_items * g.groups) {
       tiles[warp] = tile_of<kBackward>(g, ticket, rows);
     } else {
@@ -195,7 +487,6 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   const Tile& t = tiles[warp];
   if (t.group < 0) return;
 
-  const bool ascending = kBackward == g.reverse;
   const Index channel0 = t.group * held;
   const int channels = static_cast<int>(min(static_cast<Index>(held), g.channels - channel0));
   const auto base_of = [&](const Steps& s, int c) {
@@ -209,188 +500,63 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
 #pragma unroll
     for (int s = 0; s < P::slots; ++s) {
       const Steps& array = staged_array<P>(g, s);
-      if (array.data == nullptr) continue;
-      stage_column<T>(array, base_of(array, c), low, high, c * rows, slots + s * P::slot_bytes,
-                      lane);
-    }
-  }
-
-  const int mine = lane >> (5 - g.across_log2);  // channel of the warp
-  const int place = lane & (each - 1);           // leaf, in the order of the pass
-  const bool has_channel = mine < channels;
-  ColumnLeaf<P, T> leaf{g,
-                        t,
-                        slots,
-                        mine * rows,
-                        ascending ? place * kLeaf : (each - place) * kLeaf - 1,
-                        ascending,
-                        channel0 + (has_channel ? mine : 0),
-                        {}};
-#pragma unroll
-  for (int k = 0; k < P::inputs; ++k) {
-    if (!P::has(P::vectors, k)) continue;
-    leaf.vector_in[k] =
-        g.in[k].data != nullptr && has_channel
-            ? load_element<T>(g.in[k].data, leaf.channel * g.in[k].channel, g.in[k].wide)
-            : zero;
-  }
-  unsigned valid = 0, resets = 0;  // bit i: step i of the pass is one of the sequence's; a reset
-  {
-    const int begin = ascending ? low - leaf.from : leaf.from - (high - 1);
-    const int end = ascending ? high - leaf.from : leaf.from - low + 1;
-    const int count = min(end, kLeaf);
-    if (has_channel && count > 0 && begin < kLeaf) {
-      valid = count == 32 ? kAllLanes : (1u << count) - 1;
-      if (begin > 0) valid &= ~((1u << begin) - 1);
-    }
-    if (g.reset != nullptr) {
-      for (int i = 0; i < kLeaf; ++i) {
-        if ((valid >> i & 1u) != 0 && leaf.is_reset(leaf.row(i))) resets |= 1u << i;
-      }
-    }
-  }
-  A state = has_channel ? load_state<T>(g.enter, t.sequence, leaf.channel) : zero;
-
-  // Backward needs the row before the leaf, for its gain, and the state of the row after it.
-  A entry_gain = one, next_state = zero;
-  bool entry_cut = false;
-  const int before_row = leaf.row(-1), after_row = leaf.row(kLeaf);
-  const auto is_inside = [&](int r) { return r >= 0 && r < rows; };
-  const auto take_entry = [&](bool outside) {
-    A in[P::inputs];
-#pragma unroll
-    for (int k = 0; k < P::inputs; ++k) {
-      if (P::has(P::vectors, k)) {
-        in[k] = leaf.vector_in[k];
-      } else if (P::has(Cell::map_inputs & Cell::backward_inputs, k)) {
-        in[k] =
-            outside ? leaf.read_outside(P::slot(k), before_row) : leaf.read(P::slot(k), before_row);
-      }
-    }
-    entry_gain = cell.gain(in);
-    entry_cut = leaf.is_reset(before_row);
-  };
-  if constexpr (kBackward) {
-    if (has_channel) {
-      if (!is_inside(before_row) && t.in_sequence(before_row)) take_entry(true);
-      if constexpr (P::reads_states) {
-        if (!is_inside(after_row) && t.in_sequence(after_row)) {
-          next_state = leaf.read_outside(P::states_slot, after_row);
+      char* const slot = slots + s * P::slot_bytes;
+      if (array.data != nullptr) {
+        stage_column<T>(array, base_of(array, c), low, high, c * rows, slot, lane);
+      } else {
+        for (int i = lane; i < rows / kWidth<T>; i += kWarp) {
+          reinterpret_cast<uint4*>(slot)[c * rows / kWidth<T> + i] = make_uint4(0, 0, 0, 0);
         }
       }
     }
   }
+
+  ColumnLeaf<P, T> leaf(g, t, cell, slots, lane);
+  const int place = leaf.place;
+  A state = leaf.has_channel ? load_state<T>(g.enter, t.sequence, leaf.channel) : zero;
+  if constexpr (kBackward) leaf.take_neighbours(true);
   await_copies();
   __syncwarp();
+  if constexpr (kBackward) leaf.take_neighbours(false);
+  const ColumnMode mode = leaf.mode();
 
-  if constexpr (kBackward) {
-    if (has_channel) {
-      if (is_inside(before_row) && t.in_sequence(before_row)) take_entry(false);
-      if constexpr (P::reads_states) {
-        if (is_inside(after_row) && t.in_sequence(after_row)) {
-          next_state = leaf.read(P::states_slot, after_row);
-        }
+  // --- states of before, where no array has them -------------------------------------------------
+  if constexpr (P::recomputes) {
+    const Index step0 = t.step_of(leaf.row(kLeaf - 1), rows, g.reverse);
+    const bool has_steps = leaf.valid != 0;
+    const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
+    A run = has_steps ? reinterpret_cast<const A*>(g.checkpoints)[at] : zero;
+    if constexpr (kLeafSteps > kLeaf) {
+      // Several leaves share a checkpoint: those that are earlier in time are later lanes.
+      Affine<A> map = identity<Affine<A>>();
+      leaf.template map_in_time<ColumnMode::general>(map);
+      const int behind = static_cast<int>(step0 % kLeafSteps) / kLeaf;
+      for (int b = kLeafSteps / kLeaf - 1; b > 0; --b) {
+        const int from_lane = (lane + b) % kWarp;
+        const Segment<A> earlier{
+            shuffle(map, from_lane),
+            __shfl_sync(kAllLanes, static_cast<int>(leaf.resets != 0), from_lane) != 0};
+        if (b <= behind) run = apply(earlier, run);
       }
     }
-    if constexpr (P::recomputes) {
-      // In the order of time, against the pass: own_states[j] is the state before step j of the
-      // leaf, from the checkpoint before it on.
-      const Index step0 = t.step_of(leaf.row(kLeaf - 1), rows, g.reverse);
-      const bool has_steps = valid != 0;
-      const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
-      A run = has_steps ? reinterpret_cast<const A*>(g.checkpoints)[at] : zero;
-      const auto steps_in_time = [&](auto&& take) {
-#pragma unroll 1
-        for (int i = kLeaf - W; i >= 0; i -= W) {
-          A in[P::inputs][W];
-          leaf.read_inputs(Cell::map_inputs, i, in);
-#pragma unroll
-          for (int v = W - 1; v >= 0; --v) {
-            A in_v[P::inputs];
-#pragma unroll
-            for (int k = 0; k < P::inputs; ++k) in_v[k] = in[k][v];
-            if ((valid >> (i + v) & 1u) != 0) {
-              take(i + v, cell.step(in_v), (resets >> (i + v) & 1u) != 0);
-            } else {
-              take(i + v, identity<Affine<A>>(), false);
-            }
-          }
-        }
-      };
-      if constexpr (kLeafSteps > kLeaf) {
-        // Several leaves share a checkpoint: those that are earlier in time are later lanes.
-        Affine<A> map = identity<Affine<A>>();
-        bool cut = false;
-        steps_in_time([&](int, const Affine<A>& step, bool reset) {
-          map.x = reset ? step.x : fma(step.a, map.x, step.x);
-          map.a = product(map.a, step.a);
-          cut = cut || reset;
-        });
-        const int behind = static_cast<int>(step0 % kLeafSteps) / kLeaf;
-        for (int b = kLeafSteps / kLeaf - 1; b > 0; --b) {
-          const int from_lane = (lane + b) % kWarp;
-          const Segment<A> earlier{shuffle(map, from_lane),
-                                   __shfl_sync(kAllLanes, static_cast<int>(cut), from_lane) != 0};
-          if (b <= behind) run = apply(earlier, run);
-        }
-      }
-      own_states[0] = run;
-      steps_in_time([&](int i, const Affine<A>& step, bool reset) {
-        run = reset ? step.x : fma(step.a, run, step.x);
-        own_states[kLeaf - i] = run;
-      });
+    if (mode == ColumnMode::plain_up) {
+      leaf.template recompute_states<ColumnMode::plain_up>(run);
+    } else if (mode == ColumnMode::plain_down) {
+      leaf.template recompute_states<ColumnMode::plain_down>(run);
+    } else {
+      leaf.template recompute_states<ColumnMode::general>(run);
     }
   }
-  // The states after steps [i, i + W) of the pass.
-  const auto states_after = [&](int i, A(&to)[W]) {
-    if constexpr (P::recomputes) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) to[v] = own_states[kLeaf - i - v];
-    } else if constexpr (P::reads_states) {
-      leaf.read_steps(P::states_slot, i, to);
-    }
-  };
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[1] = {identity<Affine<A>>()};
   bool cut = false;
-  {
-    A gain = entry_gain;
-    bool reset = entry_cut;
-#pragma unroll 2
-    for (int i = 0; i < kLeaf; i += W) {
-      if ((valid >> i) == 0) break;
-      A in[P::inputs][W];
-      A dy[W], after[W];
-      if constexpr (kBackward) {
-        leaf.read_inputs(Cell::backward_inputs, i, in);
-        leaf.read_steps(P::dy_slot, i, dy);
-        states_after(i, after);
-      } else {
-        leaf.read_inputs(Cell::map_inputs, i, in);
-      }
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        if ((valid >> (i + v) & 1u) == 0) continue;
-        const bool reset_here = (resets >> (i + v) & 1u) != 0;
-        A in_v[P::inputs];
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) in_v[k] = in[k][v];
-        if constexpr (kBackward) {
-          const A x = cell.output_adjoint(in_v, after[v], dy[v]);
-          map[0].x = reset ? x : fma(gain, map[0].x, x);
-          map[0].a = product(map[0].a, gain);
-          cut = cut || reset;
-          gain = cell.gain(in_v);
-          reset = reset_here;
-        } else {
-          const Affine<A> step = cell.step(in_v);
-          map[0].x = reset_here ? step.x : fma(step.a, map[0].x, step.x);
-          map[0].a = product(map[0].a, step.a);
-          cut = cut || reset_here;
-        }
-      }
-    }
+  if (mode == ColumnMode::plain_up) {
+    leaf.template map_in_pass<ColumnMode::plain_up>(map[0], cut);
+  } else if (mode == ColumnMode::plain_down) {
+    leaf.template map_in_pass<ColumnMode::plain_down>(map[0], cut);
+  } else {
+    leaf.template map_in_pass<ColumnMode::general>(map[0], cut);
   }
 
   // --- merge -----------------------------------------------------------------------------------
@@ -466,105 +632,25 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   state = apply(before, state);
 
   // --- finish ----------------------------------------------------------------------------------
-  __syncwarp();   // from here on, outputs take the place of what neighbouring lanes have read
-  int last = -1;  // the leaf's step that is the last of the pass, if it is here
-  if (valid != 0 && t.is_last()) {
-    const int i = 31 - __clz(static_cast<int>(valid));
-    if (!t.in_sequence(leaf.row(i + 1))) last = i;
-  }
+  __syncwarp();  // from here on, outputs take the place of what neighbouring lanes have read
   if constexpr (!kBackward && !Cell::state_is_output) {
     const Index step0 = t.step_of(leaf.from, rows, g.reverse);
-    if (g.checkpoints != nullptr && (valid & 1u) != 0 && step0 % kLeafSteps == 0) {
+    if (g.checkpoints != nullptr && (leaf.valid & 1u) != 0 && step0 % kLeafSteps == 0) {
       reinterpret_cast<A*>(g.checkpoints)[checkpoint_row(g, t, step0) * g.channels + leaf.channel] =
           state;
     }
   }
-  A sum[P::inputs];
-#pragma unroll
-  for (int k = 0; k < P::inputs; ++k) sum[k] = zero;
-  const auto write_wide = [&](const Steps& s, int i, const A& value) {
-    store_element<T>(
-        s.data, t.row * s.batch + (t.position + leaf.row(i)) * s.time + leaf.channel * s.channel,
-        true, value);
-  };
-  A leave = state, gain = entry_gain;
-  bool reset = entry_cut;
-#pragma unroll 1
-  for (int i = 0; i < kLeaf; i += W) {
-    if ((valid >> i) == 0) break;
-    A in[P::inputs][W];
-    if constexpr (kBackward) {
-      A dy[W], after[W], previous[W], din[P::inputs][W];
-      leaf.read_inputs(Cell::backward_inputs, i, in);
-      leaf.read_steps(P::dy_slot, i, dy);
-      states_after(i, after);
-      // The state before a step is the one after the next step of the pass.
-      if constexpr (P::recomputes) {
-#pragma unroll
-        for (int v = 0; v < W; ++v) previous[v] = own_states[kLeaf - 1 - i - v];
-      } else {
-#pragma unroll
-        for (int v = 0; v + 1 < W; ++v) previous[v] = after[v + 1];
-        previous[W - 1] = i + W < kLeaf ? leaf.read(P::states_slot, leaf.row(i + W)) : next_state;
-      }
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) din[k][v] = zero;
-        if ((valid >> (i + v) & 1u) == 0) continue;
-        const bool reset_here = (resets >> (i + v) & 1u) != 0;
-        const bool is_last = i + v == last;
-        if (is_last) previous[v] = load_state<T>(g.initial, t.sequence, leaf.channel);
-        A in_v[P::inputs], din_v[P::inputs];
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) in_v[k] = in[k][v];
-        const A x = cell.output_adjoint(in_v, after[v], dy[v]);
-        state = reset ? x : fma(gain, state, x);
-        gain = cell.gain(in_v);
-        cell.pullback(in_v, reset_here ? zero : previous[v], after[v], dy[v], state, din_v);
-        if (is_last) leave = reset_here ? zero : product(gain, state);
-        reset = reset_here;
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) din[k][v] = din_v[k];
-      }
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) {
-        if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
-#pragma unroll
-          for (int v = 0; v < W; ++v) sum[k] = sum[k] + din[k][v];
-        } else if (!P::has(P::vectors, k) && g.din[k].data != nullptr) {
-          if (g.din[k].wide) {
-#pragma unroll
-            for (int v = 0; v < W; ++v) {
-              if ((valid >> (i + v) & 1u) != 0) write_wide(g.din[k], i + v, din[k][v]);
-            }
-          } else {
-            leaf.write_steps(slots, P::din_slot(k), i, din[k]);
-          }
-        }
-      }
-    } else {
-      A out[W];
-      leaf.read_inputs(P::all, i, in);
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        out[v] = zero;
-        if ((valid >> (i + v) & 1u) == 0) continue;
-        const bool reset_here = (resets >> (i + v) & 1u) != 0;
-        A in_v[P::inputs];
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) in_v[k] = in[k][v];
-        const Affine<A> step = cell.step(in_v);
-        state = reset_here ? step.x : fma(step.a, state, step.x);
-        out[v] = cell.output(in_v, state);
-        if (i + v == last) leave = state;
-      }
-      leaf.write_steps(slots, 0, i, out);
-    }
+  A unused;
+  if (mode == ColumnMode::plain_up) {
+    leaf.template finish<ColumnMode::plain_up>(state, unused);
+  } else if (mode == ColumnMode::plain_down) {
+    leaf.template finish<ColumnMode::plain_down>(state, unused);
+  } else {
+    A leave = state;  // a sequence without steps ends as it began
+    leaf.template finish<ColumnMode::general>(state, leave);
+    const bool is_empty = t.length == 0 && t.number == 0 && place == 0 && leaf.has_channel;
+    if (is_empty || leaf.last >= 0) store_state<T>(g.leave, t.sequence, leaf.channel, leave);
   }
-  // A sequence without steps ends as it began.
-  if (t.length == 0 && t.number == 0 && place == 0 && has_channel) last = 0;
-  if (last >= 0) store_state<T>(g.leave, t.sequence, leaf.channel, leave);
   __syncwarp();
 
   const auto write_out = [&](const Steps& s, int slot) {
@@ -585,11 +671,11 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
-        for (int by = 1; by < each; by *= 2) sum[k] = sum[k] + shuffle_xor(sum[k], by);
+        for (int by = 1; by < each; by *= 2)
+          leaf.sum[k] = leaf.sum[k] + shuffle_xor(leaf.sum[k], by);
         if (place == 0) {
-          reinterpret_cast<A*>(
-              g.sums)[((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * held +
-                      mine] = sum[k];
+          const Index item = (g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group;
+          reinterpret_cast<A*>(g.sums)[item * held + (lane >> (5 - g.across_log2))] = leaf.sum[k];
         }
       } else if (!P::has(P::vectors, k)) {
         write_out(g.din[k], P::din_slot(k));

@@ -47,6 +47,10 @@ using Acc = typename Element<T>::Acc;
 template <class T>
 inline constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(T));
 
+template <class T>
+inline constexpr int kWidthLog2 =
+    sizeof(T) == 2 ? 3 : (sizeof(T) == 4 ? 2 : (sizeof(T) == 8 ? 1 : 0));
+
 /// 16 bytes of elements, as registers.
 template <class T>
 struct alignas(kVectorBytes) Vector {
@@ -64,6 +68,41 @@ __device__ __forceinline__ Vector<T> narrow(const Acc<T> (&from)[kWidth<T>]) {
 #pragma unroll
   for (int v = 0; v < kWidth<T>; ++v) to.element[v] = Element<T>::narrow(from[v]);
   return to;
+}
+// Two at a time, as the machine converts them.
+template <>
+__device__ __forceinline__ Vector<Half> narrow<Half>(const float (&from)[8]) {
+  Vector<Half> to;
+#pragma unroll
+  for (int v = 0; v < 8; v += 2) {
+    const __half2 pair = __floats2half2_rn(from[v], from[v + 1]);
+    memcpy(&to.element[v], &pair, sizeof(pair));
+  }
+  return to;
+}
+template <>
+__device__ __forceinline__ Vector<BFloat16> narrow<BFloat16>(const float (&from)[8]) {
+  Vector<BFloat16> to;
+#pragma unroll
+  for (int v = 0; v < 8; v += 2) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(from[v], from[v + 1]);
+    memcpy(&to.element[v], &pair, sizeof(pair));
+  }
+  return to;
+}
+
+template <class T>
+__device__ __forceinline__ Vector<T> load_vector(const char* shared) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(shared);
+  Vector<T> v;
+  memcpy(&v, &raw, sizeof(raw));
+  return v;
+}
+template <class T>
+__device__ __forceinline__ void store_vector(char* shared, const Vector<T>& v) {
+  uint4 raw;
+  memcpy(&raw, &v, sizeof(raw));
+  *reinterpret_cast<uint4*>(shared) = raw;
 }
 
 /// The element at `data`, or one of the accumulation type.
@@ -144,7 +183,24 @@ __device__ __forceinline__ void store_streaming(char* global, const uint4& v) {
 }
 template <class T>
 __device__ __forceinline__ void store_streaming(char* global, const Vector<T>& v) {
-  store_streaming(global, reinterpret_cast<const uint4&>(v));
+  uint4 raw;
+  memcpy(&raw, &v, sizeof(raw));
+  store_streaming(global, raw);
+}
+
+// --- a kernel behind another -------------------------------------------------------------------
+
+/// Lets the kernel behind this one start before this one ends.
+__device__ __forceinline__ void start_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// Until the kernel that cleared the workspace has ended; at once where there was none.
+__device__ __forceinline__ void await_clearing() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // --- maps within a warp ----------------------------------------------------------------------

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "common/backend.hpp"
+#include "cuda/clear.hpp"
 #include "cuda/kernels/list.hpp"
 #include "cuda/reduce.hpp"
 #include "cuda/tuning.hpp"
@@ -166,6 +167,15 @@ int attribute(cudaDeviceAttr attribute, int device) {
   return value;
 }
 
+/// Whether a kernel can be started while the one before it still clears the workspace. A graph that
+/// is being captured may be taken apart by its owner, and gets plain edges.
+bool may_start_early(int device, cudaStream_t stream) {
+  if (attribute(cudaDevAttrComputeCapabilityMajor, device) < 9) return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+         status == cudaStreamCaptureStatusNone;
+}
+
 Plan make_plan(const Problem& p, int device) {
   Plan plan;
   Entry& entry = entry_of(p);
@@ -257,6 +267,8 @@ Plan make_plan(const Problem& p, int device) {
   g.groups = ceil_div(p.channels, lanes);
   g.tile_items =
       packed && plan.way != Way::serial ? p.time / rows + p.sequences : p.sequences * g.tiles;
+  g.by_groups = Divisor::of(g.groups);
+  g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
   for (Index most = 1; most < longest_tiles; most *= kRadix) ++g.levels;
 
   if (plan.way == Way::serial) {
@@ -346,6 +358,14 @@ Plan make_plan(const Problem& p, int device) {
       plan.reduction[r].offset = plan.sums_offset + static_cast<std::size_t>(slot) * slot_bytes;
     }
   }
+  // The kernels' fast ways out: whole lines straight from registers.
+  g.is_direct = plan.way == Way::rows && (kVectorBytes << g.across_log2) >= 128;
+  if (p.out) g.is_direct = g.is_direct && g.out.vector;
+  for (int i = 0; i < p.inputs; ++i) {
+    if (!p.backward || !p.din[i] || g.sum_slot[i] >= 0) continue;
+    g.has_wide = g.has_wide || g.din[i].wide;
+    g.is_direct = g.is_direct && (g.din[i].wide || g.din[i].vector);
+  }
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
   return plan;
 }
@@ -421,7 +441,7 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
       plan.prepared->fetch_or(bit, std::memory_order_relaxed);
     }
     if (plan.cleared_bytes > 0) {
-      error = cudaMemsetAsync(plan.args.ticket, 0, plan.cleared_bytes, stream);
+      error = launch_clear(plan.args.ticket, plan.cleared_bytes, stream);
       if (error != cudaSuccess) fail(call, "clearing the workspace", target.index, error);
     }
     cudaLaunchConfig_t launch{};
@@ -429,6 +449,13 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
     launch.blockDim = dim3(static_cast<unsigned>(plan.threads));
     launch.dynamicSmemBytes = static_cast<std::size_t>(plan.shared_bytes);
     launch.stream = stream;
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    if (plan.cleared_bytes > 0 && may_start_early(target.index, stream)) {
+      launch.attrs = &early;
+      launch.numAttrs = 1;
+    }
     void* arguments[] = {&plan.args, const_cast<void*>(problem.cell)};
     error = cudaLaunchKernelExC(&launch, plan.kernel->function, arguments);
     if (error == cudaSuccess) error = cudaPeekAtLastError();

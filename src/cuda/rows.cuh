@@ -20,14 +20,15 @@ namespace scanrnn::cuda {
 /// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, and four
 /// leaves are merged first also where rows are wider and a warp holds fewer: results don't depend
 /// on how long the call's other sequences are.
-inline constexpr int kBandVectors = 8;
+inline constexpr int kBandVectorsLog2 = 3;
+inline constexpr int kBandVectors = 1 << kBandVectorsLog2;
 inline constexpr int kBandLeaves = kWarp / kBandVectors;
 
-template <class Cell, bool kBackward>
+template <class Cell, bool kBackward, class T>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf = row_leaf(Base::slots);
+  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, sizeof(T));
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
     return kThreads * leaf_steps * kVectorBytes;
   }
@@ -42,7 +43,6 @@ struct RowPass : Pass<Cell, kBackward> {
     return (by_leaf ? kThreads / across : kWarps) * width;
   }
   /// What a block is given beside its static part: slots, maps, states that the pass starts from.
-  template <class T>
   static constexpr int shared_bytes(int across, int leaf_steps) {
     const int width = across * kWidth<T>;
     return staged_bytes(leaf_steps) +
@@ -51,8 +51,8 @@ struct RowPass : Pass<Cell, kBackward> {
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
-  static constexpr int blocks(std::size_t element_bytes) {
-    if (element_bytes == 2) return 2;
+  static constexpr int blocks() {
+    if (sizeof(T) == 2) return 2;
     return 224 * 1024 / (staged_bytes(leaf) + (Base::recomputes ? 16 : 8) * 1024);
   }
 };
@@ -70,28 +70,73 @@ struct RowShared {
   static constexpr int parts = kMaxLevels * kGroups;
   Acc<T> part_a[parts * kBandVectors * kWidth<T>], part_x[parts * kBandVectors * kWidth<T>];
   bool part_cut[parts];
+  Acc<T> band_enter[kWarps][kBandVectors * kWidth<T>];  // the states before each warp's band
 };
 
-/// A thread's leaf: g.leaf steps of W channels, in the order of the pass.
+/// The inputs of one channel.
+template <class A, int kInputs, int W>
+__device__ __forceinline__ void take_channel(const A (&in)[kInputs][W], int v, A (&one)[kInputs]) {
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) one[k] = in[k][v];
+}
+
+/// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
+/// one line, without a reset or the end of the pass. What it writes goes straight to memory, or to
+/// the slots.
+enum class RowMode { general, plain_direct, plain_staged };
+
+template <RowMode kMode>
+inline constexpr bool kIsPlain = kMode != RowMode::general;
+
+/// Where a 16-byte chunk lies in a slot. Whole lines need no swizzling: eight threads that are
+/// served at once read one.
+__device__ __forceinline__ int row_chunk(const Args& g, int row, int column) {
+  const int chunk = (row << g.across_log2) + column;
+  return g.across_log2 == kBandVectorsLog2 ? chunk : swizzled(chunk);
+}
+
+template <class T>
+__device__ __forceinline__ int row_element(const Args& g, int row, int channel) {
+  return row_chunk(g, row, channel / kWidth<T>) * kVectorBytes +
+         channel % kWidth<T> * static_cast<int>(sizeof(T));
+}
+
+/// A thread's leaf: g.leaf steps of W channels. Steps are numbered in the order of the pass.
 template <class P, class T>
 struct RowLeaf {
+  using Cell = typename P::Cell;
   using A = Acc<T>;
-  static constexpr int W = kWidth<T>;
+  static constexpr int W = kWidth<T>, kLeaf = P::leaf;
+  /// Recomputed states are registers, which no loop can index.
+  template <RowMode kMode>
+  static constexpr int kUnrolled = kIsPlain<kMode> || P::recomputes ? kLeaf : 1;
 
   const Args& g;
   const Tile& t;
-  const char* slots;
+  const Cell& cell;
+  char* slots;
+  int rows;       // of the tile
   int place;      // of the leaf in the tile, in the order of the pass
   int column;     // vector of the row
   int from;       // row of step 0
   int down;       // from a step's row to the next one's
   Index channel;  // [channel, channel + channels)
   int channels;
+  unsigned valid = 0;   // bit i: step i is one of the sequence's
+  unsigned resets = 0;  // bit i: and the state is dropped before it
+  int last = -1;        // the last step of the pass, if it is here
   A vector_in[P::inputs][W];
 
-  __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const char* staged,
-                                     Index channel0)
-      : g(args), t(tile), slots(staged) {
+  // Backward.
+  A entry_gain[W];            // what the adjoint of the row before is multiplied by
+  bool entry_cut = false;     // whether it is dropped
+  A next_state[W];            // of the row after the leaf
+  A c_start[W], c[kLeaf][W];  // recomputed, in the order of time: before and after each step
+  A sum[P::inputs][W];        // of gradients
+
+  __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
+                                     char* staged, Index channel0, int tile_rows)
+      : g(args), t(tile), cell(the_cell), slots(staged), rows(tile_rows) {
     const bool ascending = P::backward == g.reverse;
     const int leaves = kThreads >> g.across_log2;
     place = static_cast<int>(threadIdx.x) >> g.across_log2;
@@ -103,37 +148,61 @@ struct RowLeaf {
     channels = static_cast<int>(rest < 0 ? 0 : (rest < W ? rest : W));
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
-      if (!P::has(P::vectors, k)) continue;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
+        sum[k][v] = Constant<A>::of(0);
+        if (!P::has(P::vectors, k)) continue;
         vector_in[k][v] =
             g.in[k].data != nullptr && v < channels
                 ? load_element<T>(g.in[k].data, (channel + v) * g.in[k].channel, g.in[k].wide)
                 : Constant<A>::of(0);
       }
     }
+    const int low = t.low, high = t.high;
+    valid = steps_between(ascending ? low - from : from - (high - 1),
+                          ascending ? high - from : from - low + 1, g.leaf);
+    if (g.reset != nullptr) {
+      for (int i = 0; i < g.leaf; ++i) {
+        if (has_step<RowMode::general>(i) && is_reset(row(i))) resets |= 1u << i;
+      }
+    }
+    if (valid != 0 && t.is_last()) {
+      const int i = 31 - __clz(static_cast<int>(valid));
+      if (!t.in_sequence(row(i + 1))) last = i;
+    }
   }
 
-  /// The row of step i; those of steps -1 and g.leaf are the neighbouring leaves' nearest.
+  /// Those of steps -1 and g.leaf are the neighbouring leaves' nearest.
   __device__ __forceinline__ int row(int i) const { return from + i * down; }
+  __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
   __device__ __forceinline__ bool is_reset(int r) const {
     return g.reset != nullptr &&
            g.reset[t.row * g.reset_batch + (t.position + r) * g.reset_time] != 0;
   }
-  __device__ __forceinline__ int chunk(int r) const {
-    return swizzled((r << g.across_log2) + column);
+  __device__ __forceinline__ RowMode mode() const {
+    if (g.across_log2 != kBandVectorsLog2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
+        resets != 0 || entry_cut || last >= 0 || channels == 0 || g.has_wide) {
+      return RowMode::general;
+    }
+    return g.is_direct ? RowMode::plain_direct : RowMode::plain_staged;
   }
 
-  /// A row of the array in a slot.
-  __device__ __forceinline__ void read(int slot, int r, A (&to)[W]) const {
-    if (staged_array<P>(g, slot).data == nullptr) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) to[v] = Constant<A>::of(0);
+  __device__ __forceinline__ char* place_of(int slot, int r) const {
+    return slots + slot * P::slot_bytes(g.leaf) + row_chunk(g, r, column) * kVectorBytes;
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ char* vector_of(int slot, int i) const {
+    if constexpr (kIsPlain<kMode>) {
+      constexpr int kLine = kBandVectors * kVectorBytes;
+      return slots + slot * P::slot_bytes(kLeaf) + from * kLine + column * kVectorBytes +
+             i * (down * kLine);
     } else {
-      widen<T>(*reinterpret_cast<const Vector<T>*>(slots + slot * P::slot_bytes(g.leaf) +
-                                                   chunk(r) * kVectorBytes),
-               to);
+      return place_of(slot, row(i));
     }
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ void read(int slot, int i, A (&to)[W]) const {
+    widen<T>(load_vector<T>(vector_of<kMode>(slot, i)), to);
   }
   /// A row beyond the tile.
   __device__ __forceinline__ void read_outside(int slot, int r, A (&to)[W]) const {
@@ -148,63 +217,330 @@ struct RowLeaf {
               : Constant<A>::of(0);
     }
   }
-  /// The inputs in `set` of a row.
-  __device__ __forceinline__ void read_inputs(unsigned set, int r, bool outside,
-                                              A (&in)[P::inputs][W]) const {
+  /// The inputs in `set` of step i.
+  template <RowMode kMode>
+  __device__ __forceinline__ void read_inputs(unsigned set, int i, A (&in)[P::inputs][W]) const {
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       if (!P::has(set, k)) continue;
       if (P::has(P::vectors, k)) {
 #pragma unroll
         for (int v = 0; v < W; ++v) in[k][v] = vector_in[k][v];
-      } else if (outside) {
-        read_outside(P::slot(k), r, in[k]);
       } else {
-        read(P::slot(k), r, in[k]);
+        read<kMode>(P::slot(k), i, in[k]);
+      }
+    }
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ bool has_step(int i) const {
+    return kIsPlain<kMode> || (valid >> i & 1u) != 0;
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ bool resets_at(int i) const {
+    return !kIsPlain<kMode> && (resets >> i & 1u) != 0;
+  }
+
+  /// Backward needs the row before the leaf, for its gain, and the state of the row after it. What
+  /// lies beyond the tile comes straight from memory, what lies inside once the tile has arrived.
+  __device__ __forceinline__ void take_neighbours(bool outside) {
+    const int before = row(-1), after = row(g.leaf);
+    if (is_inside(before) != outside && t.in_sequence(before)) {
+      A in[P::inputs][W];
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (!P::has(Cell::map_inputs & Cell::backward_inputs, k)) continue;
+        if (P::has(P::vectors, k)) {
+#pragma unroll
+          for (int v = 0; v < W; ++v) in[k][v] = vector_in[k][v];
+        } else if (outside) {
+          read_outside(P::slot(k), before, in[k]);
+        } else {
+          widen<T>(load_vector<T>(place_of(P::slot(k), before)), in[k]);
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        A in_v[P::inputs];
+        take_channel(in, v, in_v);
+        entry_gain[v] = cell.gain(in_v);
+      }
+      entry_cut = is_reset(before);
+    }
+    if constexpr (P::reads_states) {
+      if (is_inside(after) != outside && t.in_sequence(after)) {
+        if (outside) {
+          read_outside(P::states_slot, after, next_state);
+        } else {
+          widen<T>(load_vector<T>(place_of(P::states_slot, after)), next_state);
+        }
+      }
+    }
+  }
+
+  /// The map of a step, in the order of time.
+  template <RowMode kMode, class F>
+  __device__ __forceinline__ void each_step_in_time(F&& take) const {
+#pragma unroll
+    for (int i = kLeaf - 1; i >= 0; --i) {
+      if (!has_step<kMode>(i)) continue;
+      A in[P::inputs][W];
+      read_inputs<kMode>(Cell::map_inputs, i, in);
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        A in_v[P::inputs];
+        take_channel(in, v, in_v);
+        take(i, v, cell.step(in_v), resets_at<kMode>(i));
+      }
+    }
+  }
+  /// The leaf's map in the order of time, which a backward pass goes against.
+  template <RowMode kMode>
+  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) const {
+    each_step_in_time<kMode>([&](int, int v, const Affine<A>& step, bool reset) {
+      map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
+      map[v].a = product(map[v].a, step.a);
+    });
+  }
+  /// From c_start on.
+  template <RowMode kMode>
+  __device__ __forceinline__ void recompute_states() {
+    A run[W];
+#pragma unroll
+    for (int v = 0; v < W; ++v) run[v] = c_start[v];
+    each_step_in_time<kMode>([&](int i, int v, const Affine<A>& step, bool reset) {
+      run[v] = reset ? step.x : fma(step.a, run[v], step.x);
+      c[kLeaf - 1 - i][v] = run[v];
+    });
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ void states_after(int i, A (&to)[W]) const {
+    if constexpr (P::recomputes) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) to[v] = c[kLeaf - 1 - i][v];
+    } else if constexpr (P::reads_states) {
+      read<kMode>(P::states_slot, i, to);
+    }
+  }
+
+  /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
+  template <RowMode kMode>
+  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
+    A gain[W];
+    bool reset = !kIsPlain<kMode> && entry_cut;
+    if constexpr (P::backward) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
+    }
+#pragma unroll(kUnrolled<kMode>)
+    for (int i = 0; i < kLeaf; ++i) {
+      if (!has_step<kMode>(i)) continue;
+      A in[P::inputs][W], dy[W], after[W];
+      if constexpr (P::backward) {
+        read_inputs<kMode>(Cell::backward_inputs, i, in);
+        read<kMode>(P::dy_slot, i, dy);
+        states_after<kMode>(i, after);
+      } else {
+        reset = resets_at<kMode>(i);
+        read_inputs<kMode>(Cell::map_inputs, i, in);
+      }
+      cut = cut || reset;
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        A in_v[P::inputs];
+        take_channel(in, v, in_v);
+        Affine<A> step;
+        if constexpr (P::backward) {
+          step = {gain[v], cell.output_adjoint(in_v, after[v], dy[v])};
+          gain[v] = cell.gain(in_v);
+        } else {
+          step = cell.step(in_v);
+        }
+        map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
+        map[v].a = product(map[v].a, step.a);
+      }
+      if constexpr (P::backward) reset = resets_at<kMode>(i);
+    }
+  }
+
+  /// Where step 0 of the leaf lies in an output.
+  __device__ __forceinline__ char* address_of(const Steps& s) const {
+    return s.data + (t.row * s.batch + (t.position + from) * s.time + channel * s.channel) *
+                        static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
+  }
+  /// `at` is where step i lies in the output.
+  template <RowMode kMode>
+  __device__ __forceinline__ void write(const Steps& s, char* at, int slot, int i,
+                                        const A (&value)[W]) const {
+    if (s.data == nullptr) return;
+    if constexpr (kMode == RowMode::plain_direct) {
+      store_streaming(at, narrow<T>(value));
+    } else if constexpr (kMode == RowMode::plain_staged) {
+      store_vector(vector_of<kMode>(slot, i), narrow<T>(value));
+    } else if (s.wide) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        if (v < channels) store_element<T>(at, v * s.channel, true, value[v]);
+      }
+    } else if (!g.is_direct) {
+      store_vector(vector_of<kMode>(slot, i), narrow<T>(value));
+    } else if (channels > 0) {
+      store_streaming(at, narrow<T>(value));
+    }
+  }
+  __device__ __forceinline__ Index step_of(const Steps& s) const {
+    return down * s.time * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
+  }
+
+  /// Runs the leaf from `state` on and writes what the pass writes. `leave` is where the pass ends.
+  template <RowMode kMode>
+  __device__ __forceinline__ void finish(A (&state)[W], A (&leave)[W]) {
+    if constexpr (P::backward) {
+      finish_backward<kMode>(state, leave);
+    } else {
+      finish_forward<kMode>(state, leave);
+    }
+  }
+
+ private:
+  template <RowMode kMode>
+  __device__ __forceinline__ void finish_forward(A (&state)[W], A (&leave)[W]) {
+    char* out_at = address_of(g.out);
+    const Index out_step = step_of(g.out);
+#pragma unroll(kUnrolled<kMode>)
+    for (int i = 0; i < kLeaf; ++i) {
+      if (!has_step<kMode>(i)) continue;
+      A in[P::inputs][W], out[W];
+      read_inputs<kMode>(P::all, i, in);
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        A in_v[P::inputs];
+        take_channel(in, v, in_v);
+        const Affine<A> step = cell.step(in_v);
+        state[v] = resets_at<kMode>(i) ? step.x : fma(step.a, state[v], step.x);
+        out[v] = cell.output(in_v, state[v]);
+        if (!kIsPlain<kMode> && i == last) leave[v] = state[v];
+      }
+      write<kMode>(g.out, out_at + i * out_step, 0, i, out);
+    }
+  }
+
+  template <RowMode kMode>
+  __device__ __forceinline__ void finish_backward(A (&state)[W], A (&leave)[W]) {
+    const A zero = Constant<A>::of(0);
+    A gain[W], after[W];
+#pragma unroll
+    for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
+    bool reset = !kIsPlain<kMode> && entry_cut;
+    char* din_at[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) din_at[k] = address_of(g.din[k]);
+#pragma unroll(kUnrolled<kMode>)
+    for (int i = 0; i < kLeaf; ++i) {
+      if (!has_step<kMode>(i)) continue;
+      const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
+      A in[P::inputs][W], dy[W], before[W], din[P::inputs][W];
+      read_inputs<kMode>(Cell::backward_inputs, i, in);
+      read<kMode>(P::dy_slot, i, dy);
+      states_after<kMode>(i, after);
+      // The state before a step is the one after the next step of the pass.
+      const bool has_next = i + 1 < (kIsPlain<kMode> ? kLeaf : g.leaf);
+      if (is_last) {
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          before[v] = v < channels ? load_state<T>(g.initial, t.sequence, channel + v) : zero;
+        }
+      } else if (has_next) {
+        states_after<kMode>(i + 1 < kLeaf ? i + 1 : i, before);
+      } else {
+#pragma unroll
+        for (int v = 0; v < W; ++v) before[v] = P::recomputes ? c_start[v] : next_state[v];
+      }
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        A in_v[P::inputs], din_v[P::inputs];
+        take_channel(in, v, in_v);
+        const A x = cell.output_adjoint(in_v, after[v], dy[v]);
+        state[v] = reset ? x : fma(gain[v], state[v], x);
+        gain[v] = cell.gain(in_v);
+        cell.pullback(in_v, reset_here ? zero : before[v], after[v], dy[v], state[v], din_v);
+        if (is_last) leave[v] = reset_here ? zero : product(gain[v], state[v]);
+#pragma unroll
+        for (int k = 0; k < P::inputs; ++k) din[k][v] = din_v[k];
+      }
+      reset = reset_here;
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
+#pragma unroll
+          for (int v = 0; v < W; ++v) sum[k][v] = sum[k][v] + din[k][v];
+        } else if (!P::has(P::vectors, k)) {
+          write<kMode>(g.din[k], din_at[k] + i * step_of(g.din[k]), P::din_slot(k), i, din[k]);
+        }
       }
     }
   }
 };
 
-/// The inputs of one channel.
-template <class A, int kInputs, int W>
-__device__ __forceinline__ void take_channel(const A (&in)[kInputs][W], int v, A (&one)[kInputs]) {
-#pragma unroll
-  for (int k = 0; k < kInputs; ++k) one[k] = in[k][v];
-}
-
 /// Copies an array's part of the tile into a slot. Rows that aren't the sequence's and channels
-/// that aren't there are left as they are.
+/// that aren't there are left as they are; an array that isn't there is zero.
 template <class T>
 __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const Tile& t,
                                            Index channel0, int rows, char* slot) {
-  if (s.data == nullptr) return;
-  const char* base = s.data + (t.row * s.batch + t.position * s.time + channel0 * s.channel) *
-                                  static_cast<Index>(sizeof(T));
-  const int across = 1 << g.across_log2;
-  const int channels =
-      static_cast<int>(min(g.channels - channel0, static_cast<Index>(across * kWidth<T>)));
-  const int low = t.low, high = t.high;
-  if (s.vector) {
-    const Index row_bytes = s.time * static_cast<Index>(sizeof(T));
-#pragma unroll 4
+  if (s.data == nullptr) {
     for (int e = threadIdx.x; e < rows << g.across_log2; e += kThreads) {
-      const int r = e >> g.across_log2, c = e & (across - 1);
-      if (r >= low && r < high && c * kWidth<T> < channels) {
-        copy_async<kVectorBytes>(slot + swizzled(e) * kVectorBytes,
-                                 base + r * row_bytes + c * kVectorBytes);
-      }
+      reinterpret_cast<uint4*>(slot)[e] = make_uint4(0, 0, 0, 0);
     }
     return;
   }
-  const int wide = across * kWidth<T>;
+  const Index row_bytes = s.time * static_cast<Index>(sizeof(T));
+  const char* base = s.data + t.position * row_bytes +
+                     (t.row * s.batch + channel0 * s.channel) * static_cast<Index>(sizeof(T));
+  const Index rest = g.channels - channel0;
+  const int low = t.low, high = t.high;
+  if (s.vector) {
+    const int c = static_cast<int>(threadIdx.x) & ((1 << g.across_log2) - 1);
+    if (c * kWidth<T> >= rest) return;
+    int r = static_cast<int>(threadIdx.x) >> g.across_log2;
+    const int step = kThreads >> g.across_log2;
+    const char* from = base + c * kVectorBytes + r * row_bytes;
+    // The swizzle of a chunk is that of the chunk `step` rows on: kThreads is a multiple of 64.
+    char* to = slot + row_chunk(g, r, c) * kVectorBytes;
+    const Index step_bytes = step * row_bytes;
+    if (low == 0 && high == rows) {
+      for (int n = 0; n < g.leaf; n += 4) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (n + i < g.leaf) {
+            copy_async<kVectorBytes>(to + i * (kThreads * kVectorBytes), from);
+            from += step_bytes;
+          }
+        }
+        to += 4 * kThreads * kVectorBytes;
+      }
+      return;
+    }
+    for (; r < rows; r += step) {
+      if (r >= low && r < high) copy_async<kVectorBytes>(to, from);
+      from += step_bytes;
+      to += kThreads * kVectorBytes;
+    }
+    return;
+  }
+  // A row, or as much of it as there are threads, at a time.
+  constexpr int kBytes = static_cast<int>(sizeof(T));
+  const int wide_log2 = g.across_log2 + kWidthLog2<T>;
+  const int taken = min(kThreads, 1 << wide_log2);
+  const int step = kThreads / taken;
+  for (int c = static_cast<int>(threadIdx.x) & (taken - 1); c < 1 << wide_log2; c += taken) {
+    if (c >= rest) break;
+    int r = static_cast<int>(threadIdx.x) / taken;
+    const char* from = base + r * row_bytes + c * s.channel * kBytes;
 #pragma unroll 4
-  for (int e = threadIdx.x; e < rows * wide; e += kThreads) {
-    const int r = e / wide, c = e & (wide - 1);
-    if (r >= low && r < high && c < channels) {
-      copy_async<static_cast<int>(sizeof(T))>(
-          slot + element_offset<T>(e),
-          base + (r * s.time + c * s.channel) * static_cast<Index>(sizeof(T)));
+    for (; r < rows; r += step) {
+      if (r >= low && r < high) {
+        copy_async<kBytes>(slot + row_element<T>(g, r, c), from);
+      }
+      from += step * row_bytes;
     }
   }
 }
@@ -213,28 +549,35 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
 template <class T>
 __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const Tile& t,
                                            Index channel0, int rows, const char* slot) {
-  char* base = s.data + (t.row * s.batch + t.position * s.time + channel0 * s.channel) *
-                            static_cast<Index>(sizeof(T));
-  const int across = 1 << g.across_log2;
-  const int channels =
-      static_cast<int>(min(g.channels - channel0, static_cast<Index>(across * kWidth<T>)));
+  const Index row_bytes = s.time * static_cast<Index>(sizeof(T));
+  char* base = s.data + t.position * row_bytes +
+               (t.row * s.batch + channel0 * s.channel) * static_cast<Index>(sizeof(T));
+  const Index rest = g.channels - channel0;
   const int low = t.low, high = t.high;
   if (s.vector) {
     for (int e = threadIdx.x; e < rows << g.across_log2; e += kThreads) {
-      const int r = e >> g.across_log2, c = e & (across - 1);
-      if (r >= low && r < high && c * kWidth<T> < channels) {
-        store_streaming(base + (r * s.time) * static_cast<Index>(sizeof(T)) + c * kVectorBytes,
-                        *reinterpret_cast<const uint4*>(slot + swizzled(e) * kVectorBytes));
+      const int r = e >> g.across_log2, c = e & ((1 << g.across_log2) - 1);
+      if (r >= low && r < high && c * kWidth<T> < rest) {
+        store_streaming(base + r * row_bytes + c * kVectorBytes,
+                        *reinterpret_cast<const uint4*>(slot + row_chunk(g, r, c) * kVectorBytes));
       }
     }
     return;
   }
-  const int wide = across * kWidth<T>;
-  for (int e = threadIdx.x; e < rows * wide; e += kThreads) {
-    const int r = e / wide, c = e & (wide - 1);
-    if (r >= low && r < high && c < channels) {
-      reinterpret_cast<T*>(base)[r * s.time + c * s.channel] =
-          *reinterpret_cast<const T*>(slot + element_offset<T>(e));
+  constexpr int kBytes = static_cast<int>(sizeof(T));
+  const int wide_log2 = g.across_log2 + kWidthLog2<T>;
+  const int taken = min(kThreads, 1 << wide_log2);
+  const int step = kThreads / taken;
+  for (int c = static_cast<int>(threadIdx.x) & (taken - 1); c < 1 << wide_log2; c += taken) {
+    if (c >= rest) break;
+    int r = static_cast<int>(threadIdx.x) / taken;
+    char* to = base + r * row_bytes + c * s.channel * kBytes;
+#pragma unroll 4
+    for (; r < rows; r += step) {
+      if (r >= low && r < high) {
+        *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(slot + row_element<T>(g, r, c));
+      }
+      to += step * row_bytes;
     }
   }
 }
@@ -254,11 +597,11 @@ __device__ __forceinline__ void pad_rows(const Steps& s, const Args& g, const Ti
 }
 
 template <class Cell, class T, bool kBackward>
-__global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward>::blocks(sizeof(T))))
+__global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks()))
     run_rows(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
-  using P = RowPass<Cell, kBackward>;
+  using P = RowPass<Cell, kBackward, T>;
   using A = Acc<T>;
-  constexpr int kLeaf = P::leaf, W = kWidth<T>;
+  constexpr int W = kWidth<T>;
   const A zero = Constant<A>::of(0), one = Constant<A>::of(1);
 
   extern __shared__ __align__(128) char slots[];
@@ -269,13 +612,13 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward>::blocks(si
   const int rows = leaves * g.leaf;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 
+  await_clearing();
   if (threadIdx.x == 0) {
-    const Index ticket =
-        g.levels > 0 ? static_cast<Index>(atomicAdd(g.ticket, 1u)) : static_cast<Index>(blockIdx.x);
+    const unsigned ticket = g.levels > 0 ? atomicAdd(g.ticket, 1u) : blockIdx.x;
     shared.tile = tile_of<kBackward>(g, ticket, rows);
   }
   __syncthreads();
-  const Tile& t = shared.tile;
+  const Tile t = shared.tile;
   const int width = across * W;  // channels of the tile
   const Index channel0 = t.group * width;
   A* const maps_a = reinterpret_cast<A*>(slots + P::staged_bytes(g.leaf));
@@ -287,191 +630,76 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward>::blocks(si
   for (int s = 0; s < P::slots; ++s) {
     stage_rows<T>(staged_array<P>(g, s), g, t, channel0, rows, slots + s * P::slot_bytes(g.leaf));
   }
-
-  RowLeaf<P, T> leaf(g, t, slots, channel0);
-  const int column = leaf.column, channels = leaf.channels, down = leaf.down;
-  const Index channel = leaf.channel;
-  unsigned valid = 0;   // bit i: step i of the pass is one of the sequence's
-  unsigned resets = 0;  // bit i: and the state is dropped before it
-#pragma unroll
-  for (int i = 0; i < kLeaf; ++i) {
-    if (i >= g.leaf || !t.contains(leaf.row(i))) continue;
-    valid |= 1u << i;
-    if (leaf.is_reset(leaf.row(i))) resets |= 1u << i;
+  for (int ch = threadIdx.x; ch < width; ch += kThreads) {
+    enter[ch] =
+        channel0 + ch < g.channels ? load_state<T>(g.enter, t.sequence, channel0 + ch) : zero;
   }
-  if (leaf.place == 0) {
-#pragma unroll
-    for (int v = 0; v < W; ++v) {
-      enter[column * W + v] = v < channels ? load_state<T>(g.enter, t.sequence, channel + v) : zero;
-    }
-  }
-
-  // Backward needs the row before the leaf, for its gain, and the state of the row after it. Rows
-  // beyond the tile come straight from memory, on their way together with the tile.
-  const int before_row = leaf.row(-1), after_row = leaf.row(g.leaf);
-  const auto is_inside = [&](int r) { return r >= 0 && r < rows; };
-  A entry_gain[W];  // what the adjoint of the row before is multiplied by
-  bool entry_cut = false;
-  A next_state[W];            // of the row after the leaf
-  A c_start[W], c[kLeaf][W];  // recomputed: before and after each step, in the order of time
-  const auto take_entry = [&](bool outside) {
-    A in[P::inputs][W];
-    leaf.read_inputs(Cell::map_inputs & Cell::backward_inputs, before_row, outside, in);
-#pragma unroll
-    for (int v = 0; v < W; ++v) {
-      A in_v[P::inputs];
-      take_channel(in, v, in_v);
-      entry_gain[v] = cell.gain(in_v);
-    }
-    entry_cut = leaf.is_reset(before_row);
-  };
+  RowLeaf<P, T> leaf(g, t, cell, slots, channel0, rows);
+  const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
 #pragma unroll
-    for (int v = 0; v < W; ++v) entry_gain[v] = one, next_state[v] = zero;
-    if (!is_inside(before_row) && t.in_sequence(before_row)) take_entry(true);
-    if constexpr (P::reads_states) {
-      if (!is_inside(after_row) && t.in_sequence(after_row)) {
-        leaf.read_outside(P::states_slot, after_row, next_state);
-      }
-    }
+    for (int v = 0; v < W; ++v) leaf.entry_gain[v] = one, leaf.next_state[v] = zero;
+    leaf.take_neighbours(true);
   }
   await_copies();
   __syncthreads();
+  if constexpr (kBackward) leaf.take_neighbours(false);
+  const RowMode mode = leaf.mode();
+  const bool is_plain = mode != RowMode::general;
 
-  if constexpr (kBackward) {
-    if (is_inside(before_row) && t.in_sequence(before_row)) take_entry(false);
-    if constexpr (P::reads_states) {
-      if (is_inside(after_row) && t.in_sequence(after_row)) {
-        leaf.read(P::states_slot, after_row, next_state);
-      }
+  // --- states of before, where no array has them -------------------------------------------------
+  if constexpr (P::recomputes) {
+    Affine<A> map[W];
+#pragma unroll
+    for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
+    if (is_plain) {
+      leaf.template map_in_time<RowMode::plain_direct>(map);
+    } else {
+      leaf.template map_in_time<RowMode::general>(map);
     }
-    if constexpr (P::recomputes) {
-      // Leaf maps in the order of time, which the pass goes against.
-      Affine<A> map[W];
-      bool cut = false;
 #pragma unroll
-      for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
+    for (int v = 0; v < W; ++v) {
+      maps_a[threadIdx.x * W + v] = map[v].a;
+      maps_x[threadIdx.x * W + v] = map[v].x;
+    }
+    const unsigned cuts = __ballot_sync(kAllLanes, leaf.resets != 0);
+    if (lane == 0) shared.lane_cuts[warp] = cuts;
+    const Index step0 = t.step_of(leaf.row(g.leaf - 1), rows, g.reverse);
+    const bool has_steps = leaf.valid != 0 && channels > 0;
+    const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
 #pragma unroll
-      for (int i = kLeaf - 1; i >= 0; --i) {
-        if ((valid >> i & 1u) == 0) continue;
-        A in[P::inputs][W];
-        leaf.read_inputs(Cell::map_inputs, leaf.row(i), false, in);
-        const bool reset = (resets >> i & 1u) != 0;
-        cut = cut || reset;
-#pragma unroll
-        for (int v = 0; v < W; ++v) {
-          A in_v[P::inputs];
-          take_channel(in, v, in_v);
-          const Affine<A> step = cell.step(in_v);
-          map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
-          map[v].a = product(map[v].a, step.a);
-        }
-      }
-      // Folded from the checkpoint before the leaf.
+    for (int v = 0; v < W; ++v) {
+      leaf.c_start[v] =
+          has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
+    }
+    __syncthreads();
+    // The leaves since the checkpoint: what is b earlier in time is b later in the pass.
+    for (int b = static_cast<int>(step0 % kLeafSteps) / g.leaf; b > 0; --b) {
+      const int thread = static_cast<int>(threadIdx.x) + (b << g.across_log2);
+      const bool cut = (shared.lane_cuts[thread / kWarp] >> (thread % kWarp) & 1u) != 0;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        maps_a[threadIdx.x * W + v] = map[v].a;
-        maps_x[threadIdx.x * W + v] = map[v].x;
+        leaf.c_start[v] = apply(Segment<A>{{maps_a[thread * W + v], maps_x[thread * W + v]}, cut},
+                                leaf.c_start[v]);
       }
-      const Index step0 = t.step_of(leaf.row(g.leaf - 1), rows, g.reverse);
-      const int behind = static_cast<int>(step0 % kLeafSteps) / g.leaf;  // leaves since then
-      const bool has_steps = valid != 0 && channels > 0;
-      const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + channel : 0;
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        c_start[v] =
-            has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
-      }
-      const unsigned cuts = __ballot_sync(kAllLanes, cut);
-      if (lane == 0) shared.lane_cuts[warp] = cuts;
-      __syncthreads();
-      for (int b = behind; b > 0; --b) {  // the leaf b places later in the pass is b earlier
-        const int thread = static_cast<int>(threadIdx.x) + (b << g.across_log2);
-        const bool was_cut = (shared.lane_cuts[thread / kWarp] >> (thread % kWarp) & 1u) != 0;
-#pragma unroll
-        for (int v = 0; v < W; ++v) {
-          const Segment<A> earlier{{maps_a[thread * W + v], maps_x[thread * W + v]}, was_cut};
-          c_start[v] = apply(earlier, c_start[v]);
-        }
-      }
-      A run[W];
-#pragma unroll
-      for (int v = 0; v < W; ++v) run[v] = c_start[v];
-#pragma unroll
-      for (int i = kLeaf - 1; i >= 0; --i) {
-        if ((valid >> i & 1u) != 0) {
-          A in[P::inputs][W];
-          leaf.read_inputs(Cell::map_inputs, leaf.row(i), false, in);
-#pragma unroll
-          for (int v = 0; v < W; ++v) {
-            A in_v[P::inputs];
-            take_channel(in, v, in_v);
-            const Affine<A> step = cell.step(in_v);
-            run[v] = (resets >> i & 1u) != 0 ? step.x : fma(step.a, run[v], step.x);
-          }
-        }
-#pragma unroll
-        for (int v = 0; v < W; ++v) c[kLeaf - 1 - i][v] = run[v];
-      }
-      __syncthreads();
     }
+    if (is_plain) {
+      leaf.template recompute_states<RowMode::plain_direct>();
+    } else {
+      leaf.template recompute_states<RowMode::general>();
+    }
+    __syncthreads();
   }
-  // State after and before step i of the pass.
-  const auto state_after = [&](int i, A(&to)[W]) {
-    if constexpr (P::recomputes) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) to[v] = c[kLeaf - 1 - i][v];
-    } else if constexpr (P::reads_states) {
-      leaf.read(P::states_slot, leaf.row(i), to);
-    }
-  };
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[W];
   bool cut = false;
 #pragma unroll
   for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
-  {
-    A gain[W];
-    bool reset = entry_cut;
-    if constexpr (kBackward) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
-    }
-#pragma unroll
-    for (int i = 0; i < kLeaf; ++i) {
-      if ((valid >> i & 1u) == 0) continue;
-      A in[P::inputs][W];
-      if constexpr (kBackward) {
-        A dy[W], after[W];
-        leaf.read_inputs(Cell::backward_inputs, leaf.row(i), false, in);
-        leaf.read(P::dy_slot, leaf.row(i), dy);
-        state_after(i, after);
-        cut = cut || reset;
-#pragma unroll
-        for (int v = 0; v < W; ++v) {
-          A in_v[P::inputs];
-          take_channel(in, v, in_v);
-          const A x = cell.output_adjoint(in_v, after[v], dy[v]);
-          map[v].x = reset ? x : fma(gain[v], map[v].x, x);
-          map[v].a = product(map[v].a, gain[v]);
-          gain[v] = cell.gain(in_v);
-        }
-        reset = (resets >> i & 1u) != 0;
-      } else {
-        reset = (resets >> i & 1u) != 0;
-        cut = cut || reset;
-        leaf.read_inputs(Cell::map_inputs, leaf.row(i), false, in);
-#pragma unroll
-        for (int v = 0; v < W; ++v) {
-          A in_v[P::inputs];
-          take_channel(in, v, in_v);
-          const Affine<A> step = cell.step(in_v);
-          map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
-          map[v].a = product(map[v].a, step.a);
-        }
-      }
-    }
+  if (is_plain) {
+    leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
+  } else {
+    leaf.template map_in_pass<RowMode::general>(map, cut);
   }
 
   // --- merge -----------------------------------------------------------------------------------
@@ -505,24 +733,20 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward>::blocks(si
   __syncthreads();
 
   // --- the tree between tiles ------------------------------------------------------------------
-  A state[W];
-  const auto take_enter = [&] {
-#pragma unroll
-    for (int v = 0; v < W; ++v) state[v] = enter[column * W + v];
+  const auto total = [&](int b, int ch) -> Segment<A> {
+    return {{maps_a[b * width + ch], maps_x[b * width + ch]}, shared.band_cut[b]};
   };
+  const bool is_idle = t.low >= t.high;
   if (g.levels > 0) {
     constexpr Index kWords = Node<A>::words;
-    const auto total = [&](int b, int ch) -> Segment<A> {
-      return {{maps_a[b * width + ch], maps_x[b * width + ch]}, shared.band_cut[b]};
-    };
     const Index stride = g.groups * width * kWords;
     const auto nodes_of = [&](int ch) {
       return g.nodes + ((t.first_item * g.groups + t.group) * width + ch) * kWords;
     };
-    const bool is_idle = t.low >= t.high;
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
         Segment<A> own = total(0, ch);
+#pragma unroll
         for (int b = 1; b < kWarps; ++b) own = merge(own, total(b, ch));
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
           own = merge(await_level<A>(nodes_of(ch), stride, t.number, level), own);
@@ -542,24 +766,10 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward>::blocks(si
       }
     }
     __syncthreads();
-    take_enter();
-    // The highest level has the earliest nodes.
-    for (int level = is_idle ? -1 : g.levels - 1; level >= 0; --level) {
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        if (digit_of(t.number, level) <= group * kAhead) break;
-        const int part = level * kGroups + group;
-#pragma unroll
-        for (int v = 0; v < W; ++v) {
-          const int at = part * width + column * W + v;
-          state[v] = apply(
-              Segment<A>{{shared.part_a[at], shared.part_x[at]}, shared.part_cut[part]}, state[v]);
-        }
-      }
-    }
-  } else {
-    take_enter();
   }
+
+  // --- the state before the leaf -----------------------------------------------------------------
+  A state[W];
   if (is_wide) {
     // Bands of leaves, in the brackets that scan_lanes has.
     const auto of_leaf = [&](int place, int v) -> Segment<A> {
@@ -569,6 +779,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward>::blocks(si
     const int within = leaf.place % kBandLeaves, first = leaf.place - within;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
+      state[v] = enter[column * W + v];
       for (int p = 0; p < first; p += kBandLeaves) {
         state[v] = apply(merge(merge(of_leaf(p, v), of_leaf(p + 1, v)),
                                merge(of_leaf(p + 2, v), of_leaf(p + 3, v))),
@@ -582,171 +793,83 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward>::blocks(si
       state[v] = apply(before, state[v]);
     }
   } else {
-    for (int b = 0; b < warp; ++b) {
+    // Before the warp's band, a lane a channel; then before its own leaf.
+    for (int ch = lane; ch < width; ch += kWarp) {
+      A run = enter[ch];
+      // The highest level has the earliest nodes.
+      for (int level = is_idle ? -1 : g.levels - 1; level >= 0; --level) {
+        const int digit = digit_of(t.number, level);
 #pragma unroll
-      for (int v = 0; v < W; ++v) {
-        const int at = b * width + column * W + v;
-        state[v] = apply(Segment<A>{{maps_a[at], maps_x[at]}, shared.band_cut[b]}, state[v]);
+        for (int group = 0; group < kGroups; ++group) {
+          if (digit <= group * kAhead) break;
+          const int part = level * kGroups + group;
+          run =
+              apply(Segment<A>{{shared.part_a[part * width + ch], shared.part_x[part * width + ch]},
+                               shared.part_cut[part]},
+                    run);
+        }
       }
+      for (int b = 0; b < warp; ++b) run = apply(total(b, ch), run);
+      shared.band_enter[warp][ch] = run;
     }
+    __syncwarp();
 #pragma unroll
-    for (int v = 0; v < W; ++v) state[v] = apply(Segment<A>{map[v], cut}, state[v]);
+    for (int v = 0; v < W; ++v) {
+      state[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[warp][column * W + v]);
+    }
   }
 
   // --- finish ----------------------------------------------------------------------------------
-  // Whole lines go straight from registers to memory; all else through the slots.
-  const auto is_direct = [&](const Steps& s) { return s.vector && across >= 8; };
-  const auto write_row = [&](const Steps& s, int slot, int r, const A(&value)[W]) {
-    if (s.data == nullptr || channels == 0) return;
-    if (s.wide) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        if (v < channels) {
-          store_element<T>(s.data,
-                           t.row * s.batch + (t.position + r) * s.time + (channel + v) * s.channel,
-                           true, value[v]);
-        }
-      }
-      return;
-    }
-    const Vector<T> packed = narrow<T>(value);
-    if (is_direct(s)) {
-      store_streaming(s.data + (t.row * s.batch + (t.position + r) * s.time + channel) *
-                                   static_cast<Index>(sizeof(T)),
-                      packed);
-    } else {
-      *reinterpret_cast<Vector<T>*>(slots + slot * P::slot_bytes(g.leaf) +
-                                    leaf.chunk(r) * kVectorBytes) = packed;
-    }
-  };
-
-  A sum[P::inputs][W];
-#pragma unroll
-  for (int k = 0; k < P::inputs; ++k) {
-#pragma unroll
-    for (int v = 0; v < W; ++v) sum[k][v] = zero;
-  }
-  // The leaf's step that is the last of the pass, if it is here.
-  int last = -1;
-  if (valid != 0 && t.is_last()) {
-    const int i = 31 - __clz(static_cast<int>(valid));
-    if (!t.in_sequence(leaf.row(i) + down)) last = i;
-  }
-  bool reset = entry_cut;
-  A leave[W], gain[W];
-  if constexpr (kBackward) {
-#pragma unroll
-    for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
-  }
   if constexpr (!kBackward && !Cell::state_is_output) {
     const Index step0 = t.step_of(leaf.from, rows, g.reverse);
-    if (g.checkpoints != nullptr && (valid & 1u) != 0 && step0 % kLeafSteps == 0) {
-      const Index at = checkpoint_row(g, t, step0) * g.channels + channel;
+    if (g.checkpoints != nullptr && (leaf.valid & 1u) != 0 && step0 % kLeafSteps == 0) {
+      const Index at = checkpoint_row(g, t, step0) * g.channels + leaf.channel;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         if (v < channels) reinterpret_cast<A*>(g.checkpoints)[at + v] = state[v];
       }
     }
   }
+  A leave[W];
 #pragma unroll
-  for (int i = 0; i < kLeaf; ++i) {
-    if ((valid >> i & 1u) == 0) continue;
-    const int r = leaf.row(i);
-    const bool is_last = i == last;
-    A in[P::inputs][W];
-    if constexpr (kBackward) {
-      A dy[W], after[W], before[W];
-      leaf.read_inputs(Cell::backward_inputs, r, false, in);
-      leaf.read(P::dy_slot, r, dy);
-      state_after(i, after);
-      const bool reset_here = (resets >> i & 1u) != 0;
-      // The state before this step is the one after the next step of the pass.
-      if (is_last) {
-#pragma unroll
-        for (int v = 0; v < W; ++v) {
-          before[v] = v < channels ? load_state<T>(g.initial, t.sequence, channel + v) : zero;
-        }
-      } else if constexpr (P::recomputes) {
-#pragma unroll
-        for (int v = 0; v < W; ++v) {
-          before[v] = i + 1 < g.leaf ? c[i + 1 < kLeaf ? kLeaf - 2 - i : 0][v] : c_start[v];
-        }
-      } else {
-        if (i + 1 < g.leaf) {
-          leaf.read(P::states_slot, leaf.row(i + 1), before);
-        } else {
-#pragma unroll
-          for (int v = 0; v < W; ++v) before[v] = next_state[v];
-        }
-      }
-      A din[P::inputs][W];
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs], din_v[P::inputs];
-        take_channel(in, v, in_v);
-        const A x = cell.output_adjoint(in_v, after[v], dy[v]);
-        state[v] = reset ? x : fma(gain[v], state[v], x);
-        gain[v] = cell.gain(in_v);
-        cell.pullback(in_v, reset_here ? zero : before[v], after[v], dy[v], state[v], din_v);
-        if (is_last) leave[v] = reset_here ? zero : product(gain[v], state[v]);
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) din[k][v] = din_v[k];
-      }
-      reset = reset_here;
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) {
-        if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
-#pragma unroll
-          for (int v = 0; v < W; ++v) sum[k][v] = sum[k][v] + din[k][v];
-        } else if (!P::has(P::vectors, k)) {
-          write_row(g.din[k], P::din_slot(k), r, din[k]);
-        }
-      }
-    } else {
-      const bool reset_here = (resets >> i & 1u) != 0;
-      leaf.read_inputs(P::all, r, false, in);
-      A out[W];
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_channel(in, v, in_v);
-        const Affine<A> step = cell.step(in_v);
-        state[v] = reset_here ? step.x : fma(step.a, state[v], step.x);
-        out[v] = cell.output(in_v, state[v]);
-        if (is_last) leave[v] = state[v];
-      }
-      write_row(g.out, 0, r, out);
-    }
-  }
-  // A sequence without steps ends as it began.
-  if (t.length == 0 && t.number == 0 && leaf.place == 0) {
-    last = 0;
-#pragma unroll
-    for (int v = 0; v < W; ++v) leave[v] = state[v];
-  }
-  if (last >= 0) {
+  for (int v = 0; v < W; ++v) leave[v] = zero;
+  if (mode == RowMode::plain_direct) {
+    leaf.template finish<RowMode::plain_direct>(state, leave);
+  } else if (mode == RowMode::plain_staged) {
+    leaf.template finish<RowMode::plain_staged>(state, leave);
+  } else {
+    leaf.template finish<RowMode::general>(state, leave);
+    // A sequence without steps ends as it began.
+    const bool is_empty = t.length == 0 && t.number == 0 && leaf.place == 0;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      if (v < channels) store_state<T>(g.leave, t.sequence, channel + v, leave[v]);
+      const A end = leaf.last >= 0 ? leave[v] : state[v];
+      if ((is_empty || leaf.last >= 0) && v < channels) {
+        store_state<T>(g.leave, t.sequence, leaf.channel + v, end);
+      }
     }
   }
 
   // --- what went through the slots, padding, sums ----------------------------------------------
-  const auto write_out = [&](const Steps& s, int slot) {
-    if (s.data != nullptr && !s.wide && !is_direct(s)) {
-      write_rows<T>(s, g, t, channel0, rows, slots + slot * P::slot_bytes(g.leaf));
-    }
+  const auto is_staged = [&](const Steps& s) {
+    return s.data != nullptr && !s.wide && !g.is_direct;
   };
   const auto pad = [&](const Steps& s) {
     pad_rows<T>(s, g, t, channel0,
                 static_cast<int>(min(static_cast<Index>(width), g.channels - channel0)));
   };
-  __syncthreads();
   if constexpr (kBackward) {
+    bool any_staged = false;
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) any_staged = any_staged || is_staged(g.din[k]);
+    if (any_staged) __syncthreads();
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       if (P::has(P::vectors, k) || g.sum_slot[k] >= 0) continue;
-      write_out(g.din[k], P::din_slot(k));
+      if (is_staged(g.din[k])) {
+        write_rows<T>(g.din[k], g, t, channel0, rows,
+                      slots + P::din_slot(k) * P::slot_bytes(g.leaf));
+      }
       if (g.lengths != nullptr) pad(g.din[k]);
     }
 #pragma unroll
@@ -755,32 +878,36 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward>::blocks(si
       // The leaves of a band in a fixed tree, then bands in order.
       for (int by = across; by < kWarp && !is_wide; by *= 2) {
 #pragma unroll
-        for (int v = 0; v < W; ++v) sum[k][v] = sum[k][v] + shuffle_xor(sum[k][v], by);
+        for (int v = 0; v < W; ++v)
+          leaf.sum[k][v] = leaf.sum[k][v] + shuffle_xor(leaf.sum[k][v], by);
       }
       __syncthreads();
       if (is_wide || lane < across) {
         const int part = is_wide ? leaf.place : warp;
 #pragma unroll
-        for (int v = 0; v < W; ++v) maps_a[part * width + column * W + v] = sum[k][v];
+        for (int v = 0; v < W; ++v) maps_a[part * width + column * W + v] = leaf.sum[k][v];
       }
       __syncthreads();
       A* to = reinterpret_cast<A*>(g.sums) +
               ((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * width;
       for (int ch = threadIdx.x; ch < width; ch += kThreads) {
-        A total = zero;
+        A all = zero;
         if (is_wide) {
           const auto at = [&](int place) { return maps_a[place * width + ch]; };
           for (int p = 0; p < leaves; p += kBandLeaves) {
-            total = total + ((at(p) + at(p + 1)) + (at(p + 2) + at(p + 3)));
+            all = all + ((at(p) + at(p + 1)) + (at(p + 2) + at(p + 3)));
           }
         } else {
-          for (int b = 0; b < kWarps; ++b) total = total + maps_a[b * width + ch];
+          for (int b = 0; b < kWarps; ++b) all = all + maps_a[b * width + ch];
         }
-        to[ch] = total;
+        to[ch] = all;
       }
     }
   } else {
-    write_out(g.out, 0);
+    if (is_staged(g.out)) {
+      __syncthreads();
+      write_rows<T>(g.out, g, t, channel0, rows, slots);
+    }
     if (g.lengths != nullptr) pad(g.out);
   }
 }

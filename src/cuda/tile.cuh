@@ -34,6 +34,16 @@ __device__ __forceinline__ Span span_of(const Args& g, Index n) {
   return g.left_padded ? Span{n, g.time - length, g.time} : Span{n, 0, length};
 }
 
+struct Quotient {
+  unsigned quotient, rest;
+};
+__device__ __forceinline__ Quotient divide(unsigned a, const Divisor& by) {
+  if (by.value == 0) return {0, a};
+  const unsigned high = __umulhi(a, by.factor);
+  const unsigned quotient = (high + a) >> by.shift;  // a is below 2^31: no carry is lost
+  return {quotient, a - quotient * by.value};
+}
+
 struct Tile {
   Index sequence, row;
   Index begin, length;  // of the sequence, in memory
@@ -58,34 +68,37 @@ struct Tile {
   }
 };
 
-/// `ticket` in [0, tile_items * groups): earlier tiles of a sequence have earlier tickets.
+/// `ticket` in [0, tile_items * groups), `rows` a power of two: earlier tiles of a sequence have
+/// earlier tickets.
 template <bool kBackward>
-__device__ __forceinline__ Tile tile_of(const Args& g, Index ticket, int rows) {
+__device__ __forceinline__ Tile tile_of(const Args& g, unsigned ticket, int rows) {
+  const int rows_log2 = 31 - __clz(rows);
   Tile t;
   if (g.cu_seqlens != nullptr) {
     // Sequence n starts at item begin / rows + n, which leaves room for all before it.
-    t.item = ticket / g.groups;
-    t.group = ticket % g.groups;
+    const Quotient item = divide(ticket, g.by_groups);
+    t.item = item.quotient;
+    t.group = item.rest;
     Index low = 0, high = g.sequences;  // the last sequence that starts at the item or before
     while (high - low > 1) {
       const Index middle = (low + high) / 2;
-      if (read_index(g, g.cu_seqlens, middle) / rows + middle <= t.item) {
+      if ((read_index(g, g.cu_seqlens, middle) >> rows_log2) + middle <= t.item) {
         low = middle;
       } else {
         high = middle;
       }
     }
     t.sequence = low;
-    t.first_item = read_index(g, g.cu_seqlens, low) / rows + low;
+    t.first_item = (read_index(g, g.cu_seqlens, low) >> rows_log2) + low;
     t.number = t.item - t.first_item;
 
   } else {
     // The first tiles of all sequences, then the second ones.
-    const Index round = g.sequences * g.groups;
-    t.number = ticket / round;
-    const Index rest = ticket % round;
-    t.sequence = rest / g.groups;
-    t.group = rest % g.groups;
+    const Quotient round = divide(ticket, g.by_round);
+    const Quotient place = divide(round.rest, g.by_groups);
+    t.number = round.quotient;
+    t.sequence = place.quotient;
+    t.group = place.rest;
     t.first_item = t.sequence * g.tiles;
     t.item = t.first_item + t.number;
   }
@@ -93,7 +106,7 @@ __device__ __forceinline__ Tile tile_of(const Args& g, Index ticket, int rows) {
   t.row = span.row;
   t.begin = span.begin;
   t.length = span.end - span.begin;
-  t.tiles = t.length > rows ? (t.length + rows - 1) / rows : 1;
+  t.tiles = t.length > rows ? (t.length + rows - 1) >> rows_log2 : 1;
   // Tiles start at multiples of their size in both passes, so the first one of backward may be
   // short.
   t.step = (kBackward ? t.tiles - 1 - t.number : t.number) * rows;
@@ -113,6 +126,15 @@ __device__ __forceinline__ Tile tile_of(const Args& g, Index ticket, int rows) {
     t.high = static_cast<int>(t.length - t.step < rows ? t.length - t.step : rows);
   }
   return t;
+}
+
+/// A mask of the steps of a leaf, at most 32 of them, that are in [begin, end).
+__device__ __forceinline__ unsigned steps_between(int begin, int end, int leaf) {
+  if (begin < 0) begin = 0;
+  if (end > leaf) end = leaf;
+  unsigned mask = begin < end ? kAllLanes >> (32 - (end - begin)) << begin : 0;
+  asm("" : "+r"(mask));  // else the compiler keeps its bits in a register each
+  return mask;
 }
 
 /// A tile's share of a row's padding: steps [begin, end) in memory that are to be zero.

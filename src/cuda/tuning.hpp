@@ -26,7 +26,11 @@ inline constexpr int kVectorBytes = 16;
 
 /// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
 /// more arrays a step reads, the fewer steps fit into shared memory.
-constexpr int row_leaf(int staged_arrays) { return staged_arrays <= 3 ? 8 : 4; }
+/// Eight channels whose states are recomputed into registers leave room for two steps of them.
+constexpr int row_leaf(int staged_arrays, bool recomputes, std::size_t element_bytes) {
+  if (recomputes && element_bytes == 2) return 2;
+  return staged_arrays <= 3 ? 8 : 4;
+}
 
 /// Leaves where steps lie side by side: steps that a thread runs, for one channel.
 constexpr int column_leaf(std::size_t element_bytes) {
@@ -36,6 +40,6 @@ constexpr int column_leaf(std::size_t element_bytes) {
 constexpr int column_warps(int staged_arrays) { return staged_arrays <= 3 ? 8 : 4; }
 
 static_assert(kThreads == 256 || kThreads == 512, "a block has 256 or 512 threads");
-static_assert(kLeafSteps <= 32 && kLeafSteps % row_leaf(1) == 0 && kLeafSteps % row_leaf(9) == 0);
+static_assert(kLeafSteps <= 32 && kLeafSteps % 8 == 0);
 
 }  // namespace scanrnn::cuda

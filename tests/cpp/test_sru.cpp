@@ -379,7 +379,7 @@ void check_all(const Inputs& in, Random& random, const std::vector<int>& threads
   }
   if (in.sequences() > 0) {
     // Few channels run another way than many: these stay many.
-    const bool few = in.channels <= 32;
+    const bool few = kOnGpu || in.channels <= 32;
     const Index d0 = few ? 0 : random.integer(0, in.channels - 32);
     const Index d1 = few ? in.channels : random.integer(d0 + 32, in.channels);
     check_alone(in, base, random.integer(0, in.sequences() - 1), d0, d1);

@@ -28,19 +28,18 @@ SCANRNN_HD Complex<T> product(const Complex<T>& a, const Complex<T>& b) {
   return {fma(a.re, b.re, -(a.im * b.im)), fma(a.re, b.im, a.im * b.re)};
 }
 
-/// Whether the product of `gain` and `state` must be taken as zero: the state is exactly zero and
-/// the gain, a product of many factors, has overflowed (or met a zero after it did). Step by step
-/// the state would have stayed 0. A factor that is itself NaN or infinite shows in the map's x all
-/// the same.
+/// Whether the product of `gain` and `state` must be taken as zero: the state is exactly zero, and
+/// the gain, a product of many factors, may have overflowed (or met a zero after it did). Step by
+/// step the state would have stayed 0. A factor that is itself NaN or infinite shows in the map's x
+/// all the same.
 template <class T>
-SCANRNN_HD bool annihilates(T gain, T state) {
-  return state == T(0) && gain - gain != T(0);
+SCANRNN_HD bool annihilates(T, T state) {
+  return state == T(0);
 }
 
 template <class T>
-SCANRNN_HD bool annihilates(const Complex<T>& gain, const Complex<T>& state) {
-  return state.re == T(0) && state.im == T(0) &&
-         (annihilates(gain.re, T(0)) || annihilates(gain.im, T(0)));
+SCANRNN_HD bool annihilates(const Complex<T>&, const Complex<T>& state) {
+  return state.re == T(0) && state.im == T(0);
 }
 
 SCANRNN_HD float select(bool mask, float yes, float no) { return mask ? yes : no; }
@@ -54,7 +53,14 @@ SCANRNN_HD Complex<T> select(const Mask& mask, const Complex<T>& yes, const Comp
 /// 1 / (1 + exp(-v)) with full relative accuracy in both tails.
 SCANRNN_HD float sigmoid(float v) {
   const float e = ::expf(-::fabsf(v));
+#if defined(__CUDA_ARCH__)
+  // The divisor lies in [1, 2], where the machine's reciprocal is off by one ulp at most.
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.0f + e));
+  return (v < 0 ? e : 1.0f) * reciprocal;
+#else
   return (v < 0 ? e : 1.0f) / (1.0f + e);
+#endif
 }
 SCANRNN_HD double sigmoid(double v) {
   const double e = ::exp(-::fabs(v));

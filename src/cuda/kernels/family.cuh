@@ -11,12 +11,11 @@ namespace scanrnn::cuda {
 
 template <class Cell, class T, bool kBackward>
 PassKernels pass_kernels() {
-  using Rows = RowPass<Cell, kBackward>;
+  using Rows = RowPass<Cell, kBackward, T>;
   using Columns = ColumnPass<Cell, kBackward, T>;
   PassKernels k;
-  k.rows = {
-      reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward>), "rows", Rows::leaf, kWarps,
-      [](int log2, int leaf, int) { return Rows::template shared_bytes<T>(1 << log2, leaf); }};
+  k.rows = {reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward>), "rows", Rows::leaf,
+            kWarps, [](int log2, int leaf, int) { return Rows::shared_bytes(1 << log2, leaf); }};
   k.columns = {reinterpret_cast<const void*>(&run_columns<Cell, T, kBackward>), "columns",
                Columns::leaf, Columns::warps,
                [](int, int, int warps) { return warps * Columns::warp_bytes; }};
