@@ -2,6 +2,8 @@
 // Threads, instruction sets, backends, and what was built.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+
 #include "descriptor.hpp"
 #include "scanrnn/core/config.hpp"
 
