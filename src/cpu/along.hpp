@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for one channel whose steps lie side by side: lanes are steps. A register's maps are
-// scanned in log2(lanes) rounds of shifts (Hillis & Steele 1986), and registers follow one another.
-// Memory is read and written once, in order, and nothing is transposed.
+// The kernels for one channel whose steps lie side by side: lanes are steps. Registers are taken in
+// blocks. The maps of neighbouring steps merge in pairs, and the pairs' in pairs, until one
+// register is left, whose lanes are scanned in log2(lanes) rounds of shifts (Hillis & Steele 1986);
+// on the way back every pair's first state follows from what came before it (Blelloch 1990). Memory
+// is read and written once, in order, and nothing is transposed.
 #pragma once
 
 #include "cpu/kernels.hpp"
@@ -15,10 +17,24 @@ struct Along {
   using Reg = Register<R>;
   static constexpr unsigned all_inputs = CellTraits<Cell>::all_inputs;
 
-  /// What passes from register to register, the same in every lane.
+  // Registers of a block. Few enough that the roundings of gains within it don't show: with 128
+  // steps a block, errors at constant gates near 0.997 reach 3 times a serial loop's. (AVX-512, ns
+  // a register in the cache, the map alone and the states: 4 registers 5.0 and 6.7, 8 registers 4.1
+  // and 6.8; each register by itself 6.4 and 7.6.)
+  static constexpr int kRegisters = Reg::lanes >= 16 ? 4 : 8;
+  static constexpr int kBlockSteps = kRegisters * Reg::lanes;
+
+  /// What passes from block to block, in double precision: the same in every lane.
+  using Double = DoubleOf<R>;
+  using D = typename Double::Type;
   struct Carry {
-    R state;
-    Affine<R> map;
+    D state;
+    Affine<D> map;
+
+    SCANRNN_HD void pass(const Affine<D>& by) {
+      state = fma(by.a, state, by.x);
+      map = {product(by.a, map.a), fma(by.a, map.x, by.x)};
+    }
   };
 
   template <bool Down, int By>
@@ -31,48 +47,58 @@ struct Along {
     }
   }
 
-  /// The states after the steps of a register, whose maps are `m`; the last one is in lane `last`.
-  template <bool Down, bool HasState, bool HasMap>
-  static SCANRNN_HD R solve(const Affine<R>& m, int last, Carry& carry) {
-    Affine<R> whole = m;
-    scan_lanes<Down, 1>(whole);
-    R states = {};
-    if (any_not_finite(whole.a)) {
-      // A product of gains overflowed. Step by step a zero state stays zero; so these go one by
-      // one.
-      for (int i = 0; i < Reg::lanes; ++i) {
-        const int lane = Down ? Reg::lanes - 1 - i : i;
-        const Affine<R> one = {spread(m.a, lane), spread(m.x, lane)};
-        carry.map = {product(one.a, carry.map.a), fma(one.a, carry.map.x, one.x)};
-        carry.state = fma(one.a, carry.state, one.x);
-        states = select(lanes_between<S>(lane, lane + 1), carry.state, states);
+  /// Every other lane of two registers, of which p comes first in the recurrence.
+  template <bool Down, bool Later>
+  static SCANRNN_HD R half(const R& p, const R& q) {
+    return Down ? alternate<!Later>(q, p) : alternate<Later>(p, q);
+  }
+
+  /// The states after the steps of `count` registers with the maps `m`, from the state `start`; and
+  /// in `whole` the map of all of them, in the lane that comes last.
+  template <bool Down, bool HasState, int count>
+  static SCANRNN_HD void solve(const Affine<R>* m, const R& start, R* states, Affine<R>& whole) {
+    if constexpr (count == 1) {
+      whole = m[0];
+      scan_lanes<Down, 1>(whole);
+      if (HasState) states[0] = fma(whole.a, start, whole.x);
+    } else {
+      constexpr int pairs = count / 2;
+      Affine<R> first[pairs], both[pairs];
+      R ends[pairs];
+#pragma GCC unroll 8
+      for (int k = 0; k < pairs; ++k) {
+        const Affine<R>&p = m[2 * k], &q = m[2 * k + 1];
+        first[k] = {half<Down, false>(p.a, q.a), half<Down, false>(p.x, q.x)};
+        const Affine<R> second = {half<Down, true>(p.a, q.a), half<Down, true>(p.x, q.x)};
+        both[k] = {product(second.a, first[k].a), fma(second.a, first[k].x, second.x)};
       }
-      return states;
+      solve<Down, HasState, pairs>(both, start, ends, whole);
+#pragma GCC unroll 8
+      for (int k = 0; HasState && k < pairs; ++k) {
+        const R before = after<Down>(ends[k], k == 0 ? start : ends[k - 1]);
+        const R middle = fma(first[k].a, before, first[k].x);
+        states[2 * k + (Down ? 1 : 0)] =
+            Down ? interleave<false>(ends[k], middle) : interleave<false>(middle, ends[k]);
+        states[2 * k + (Down ? 0 : 1)] =
+            Down ? interleave<true>(ends[k], middle) : interleave<true>(middle, ends[k]);
+      }
     }
-    if (HasState) {
-      states = fma(whole.a, carry.state, whole.x);
-      carry.state = spread(states, last);
-    }
-    if (HasMap) {
-      const R a = spread(whole.a, last);
-      carry.map = {product(a, carry.map.a), fma(a, carry.map.x, spread(whole.x, last))};
-    }
-    return states;
   }
 
   /// Reads and writes `count` steps from `at` on: a whole register, or the run's last few, which
   /// take the lanes that come first in the recurrence.
   template <bool Whole, bool Down>
   struct Access {
+    static constexpr bool down = Down;
     const RunArgs& g;
     int at;
     int count;
 
-    SCANRNN_HD int first_lane() const { return Whole || !Down ? 0 : Reg::lanes - count; }
-    SCANRNN_HD int last_lane() const { return Down ? first_lane() : first_lane() + count - 1; }
+    SCANRNN_HD bool is_whole() const { return Whole || count == Reg::lanes; }
+    SCANRNN_HD int first_lane() const { return is_whole() || !Down ? 0 : Reg::lanes - count; }
 
     SCANRNN_HD R read_at(const S* p) const {
-      return Whole ? Reg::load(p, g.plane) : Reg::load_some(p, g.plane, first_lane(), count);
+      return is_whole() ? Reg::load(p, g.plane) : Reg::load_some(p, g.plane, first_lane(), count);
     }
     SCANRNN_HD R read(const void* array) const {
       return read_at(static_cast<const S*>(array) + at);
@@ -95,7 +121,7 @@ struct Along {
     }
     SCANRNN_HD void write(void* array, const R& r) const {
       S* p = static_cast<S*>(array) + at;
-      if (!Whole) {
+      if (!is_whole()) {
         Reg::store_some(p, g.plane, r, first_lane(), count);
       } else if (g.past_cache) {
         Reg::store_past_cache(p, g.plane, r);
@@ -105,79 +131,78 @@ struct Along {
     }
     /// Lanes beyond the run change nothing.
     SCANRNN_HD R inside(const R& r, const R& outside) const {
-      return Whole ? r : select(lanes_between<S>(first_lane(), first_lane() + count), r, outside);
+      return is_whole() ? r
+                        : select(lanes_between<S>(first_lane(), first_lane() + count), r, outside);
     }
     SCANRNN_HD Affine<R> inside(const Affine<R>& m) const {
       return {inside(m.a, Constant<R>::of(1)), inside(m.x, R{})};
     }
   };
 
+  // The kernels differ in the map of a step, and in what they do once the states are known:
+  // `before` is the register of states that comes before `states`.
+
   struct MapStep {
     static constexpr bool has_state = false, has_map = true, has_sums = false;
-    template <bool Whole, bool Down>
-    static SCANRNN_HD void step(const Access<Whole, Down>& io, const Cell& cell, Carry& carry, R*) {
+    template <class Io>
+    static SCANRNN_HD Affine<R> map(const Io& io, const Cell& cell) {
       R in[Cell::inputs];
       io.template read<Cell::map_inputs>(in);
-      solve<Down, false, true>(io.inside(cell.step(in)), io.last_lane(), carry);
+      return io.inside(cell.step(in));
     }
+    template <class Io>
+    static SCANRNN_HD void finish(const Io&, const Cell&, const R&, const R&, R*) {}
   };
 
-  struct RunStep {
-    static constexpr bool has_state = true, has_map = true, has_sums = false;
-    template <bool Whole, bool Down>
-    static SCANRNN_HD void step(const Access<Whole, Down>& io, const Cell& cell, Carry& carry, R*) {
+  struct RunStep : MapStep {
+    static constexpr bool has_state = true;
+    template <class Io>
+    static SCANRNN_HD void finish(const Io& io, const Cell& cell, const R&, const R& states, R*) {
       R in[Cell::inputs];
       io.template read<all_inputs>(in);
-      const R c = solve<Down, true, true>(io.inside(cell.step(in)), io.last_lane(), carry);
-      io.write(io.g.out, cell.output(in, c));
+      io.write(io.g.out, cell.output(in, states));
     }
   };
 
-  struct StatesStep {
-    static constexpr bool has_state = true, has_map = false, has_sums = false;
-    template <bool Whole, bool Down>
-    static SCANRNN_HD void step(const Access<Whole, Down>& io, const Cell& cell, Carry& carry, R*) {
-      R in[Cell::inputs];
-      io.template read<Cell::map_inputs>(in);
-      io.write(io.g.out, solve<Down, true, false>(io.inside(cell.step(in)), io.last_lane(), carry));
+  struct StatesStep : MapStep {
+    static constexpr bool has_state = true, has_map = false;
+    template <class Io>
+    static SCANRNN_HD void finish(const Io& io, const Cell&, const R&, const R& states, R*) {
+      io.write(io.g.out, states);
     }
   };
 
-  template <bool Whole, bool Down>
-  static SCANRNN_HD void read_adjoint(const Access<Whole, Down>& io, const Cell& cell,
-                                      R (&in)[Cell::inputs], R& c, R& dy, R& local,
-                                      Affine<R>& map) {
+  template <class Io>
+  static SCANRNN_HD R read_adjoint(const Io& io, const Cell& cell, R (&in)[Cell::inputs], R& c,
+                                   R& dy) {
     io.template read<Cell::backward_inputs>(in);
     dy = io.g.dy != nullptr ? io.read(io.g.dy) : R{};
     c = Cell::state_is_output ? R{} : io.read(io.g.c);
-    local = io.inside(cell.output_adjoint(in, c, dy), R{});
-    const R gain = cell.gain(in);
-    map = io.inside(Affine<R>{gain, product(gain, local)});
+    return io.inside(cell.output_adjoint(in, c, dy), R{});
   }
 
   struct MapBackwardStep {
     static constexpr bool has_state = false, has_map = true, has_sums = false;
-    template <bool Whole, bool Down>
-    static SCANRNN_HD void step(const Access<Whole, Down>& io, const Cell& cell, Carry& carry, R*) {
-      R in[Cell::inputs], c, dy, local;
-      Affine<R> map;
-      read_adjoint(io, cell, in, c, dy, local, map);
-      solve<Down, false, true>(map, io.last_lane(), carry);
+    template <class Io>
+    static SCANRNN_HD Affine<R> map(const Io& io, const Cell& cell) {
+      R in[Cell::inputs], c, dy;
+      const R local = read_adjoint(io, cell, in, c, dy);
+      const R gain = cell.gain(in);
+      return io.inside(Affine<R>{gain, product(gain, local)});
     }
+    template <class Io>
+    static SCANRNN_HD void finish(const Io&, const Cell&, const R&, const R&, R*) {}
   };
 
   template <bool Sums>
-  struct RunBackwardStep {
-    static constexpr bool has_state = true, has_map = true, has_sums = Sums;
-    template <bool Whole, bool Down>
-    static SCANRNN_HD void step(const Access<Whole, Down>& io, const Cell& cell, Carry& carry,
-                                R* sum) {
-      R in[Cell::inputs], din[Cell::inputs], c, dy, local;
-      Affine<R> map;
-      read_adjoint(io, cell, in, c, dy, local, map);
-      const R incoming = carry.state;
-      const R leaving = solve<Down, true, true>(map, io.last_lane(), carry);
-      const R whole = shift<Down, 1>(leaving, incoming) + local;
+  struct RunBackwardStep : MapBackwardStep {
+    static constexpr bool has_state = true, has_sums = Sums;
+    template <class Io>
+    static SCANRNN_HD void finish(const Io& io, const Cell& cell, const R& before, const R& states,
+                                  R* sum) {
+      R in[Cell::inputs], din[Cell::inputs], c, dy;
+      const R local = read_adjoint(io, cell, in, c, dy);
+      const R whole = after<Io::down>(states, before) + local;
       cell.pullback(in, io.read_previous(), c, dy, whole, din);
       for (int i = 0; i < Cell::inputs; ++i) {
         if (io.g.din[i] != nullptr) io.write(io.g.din[i], din[i]);
@@ -185,6 +210,63 @@ struct Along {
       }
     }
   };
+
+  /// `count` steps, the block from step `begin` of the recurrence on.
+  template <class Step, bool Whole, bool Down>
+  static SCANRNN_HD void block(const RunArgs& g, const Cell& cell, int begin, int count,
+                               Carry& carry, R* sum) {
+    const auto access = [&](int r) {
+      const int first = begin + r * Reg::lanes;
+      const int left = count - r * Reg::lanes;
+      const int here = Whole || left >= Reg::lanes ? Reg::lanes : left;
+      return Access<Whole, Down>{g, Down ? g.steps - first - here : first, here};
+    };
+    const int registers = Whole ? kRegisters : (count + Reg::lanes - 1) / Reg::lanes;
+    Affine<R> m[kRegisters], whole;
+    Gain<R> gain = Gain<R>::of(Constant<R>::of(1));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRegisters; ++r) {
+      m[r] = Whole || r < registers ? Step::map(access(r), cell) : identity<Affine<R>>();
+      gain = r == 0 ? Gain<R>::of(m[r].a) : gain.times(m[r].a);
+    }
+    const R start = Step::has_state ? Double::back(carry.state) : R{};
+    R states[kRegisters];
+    solve<Down, Step::has_state, kRegisters>(m, start, states, whole);
+    constexpr int last = Down ? 0 : Reg::lanes - 1;
+    Affine<D> map = {Double::spread(whole.a, last), Double::spread(whole.x, last)};
+    if (first_not_finite(map.a)) {
+      one_by_one<Step, Whole, Down>(access, cell, registers, carry, states);
+    } else {
+      // Where gates are constant and close to 1, a rounded gain would be off by the same in every
+      // block. Lane by lane the product is exact, but may leave the range that it stays in in
+      // order.
+      if (sizeof(S) < sizeof(double) && gain.is_exact()) {
+        const D exact = spread(product_of_lanes(gain.widen()), 0);
+        if (!first_not_finite(exact)) map.a = exact;
+      }
+      carry.pass(map);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; Step::has_state && r < kRegisters; ++r) {
+      if (!Whole && r >= registers) break;
+      Step::finish(access(r), cell, r == 0 ? start : states[r - 1], states[r], sum);
+    }
+  }
+
+  /// The same where a product of gains overflowed. Step by step a zero state stays zero.
+  template <class Step, bool Whole, bool Down, class Registers>
+  static void one_by_one(const Registers& access, const Cell& cell, int registers, Carry& carry,
+                         R* states) {
+    for (int r = 0; r < registers; ++r) {
+      const Access<Whole, Down> io = access(r);
+      const Affine<R> m = Step::map(io, cell);
+      for (int i = 0; i < io.count; ++i) {
+        const int lane = Down ? Reg::lanes - 1 - i : i;
+        carry.pass({Double::spread(m.a, lane), Double::spread(m.x, lane)});
+        states[r] = select(lanes_between<S>(lane, lane + 1), Double::back(carry.state), states[r]);
+      }
+    }
+  }
 
   static SCANRNN_HD void put(void* scalar, std::ptrdiff_t plane, const R& r) {
     Reg::store_some(static_cast<S*>(scalar), plane, r, 0, 1);
@@ -203,26 +285,23 @@ struct Along {
   template <class Step, bool Down>
   static SCANRNN_HD void steps(const RunArgs& g) {
     const Cell cell = *static_cast<const Cell*>(g.cell);
-    Carry carry = {
-        Step::has_state ? Reg::splat(static_cast<const S*>(g.state), g.state_plane) : R{},
-        {Constant<R>::of(1), R{}}};
+    Carry carry = {D{}, identity<Affine<D>>()};
+    if (Step::has_state) {
+      carry.state = Double::spread(Reg::splat(static_cast<const S*>(g.state), g.state_plane), 0);
+    }
     R sum[Cell::inputs];
     for (int i = 0; i < Cell::inputs; ++i) sum[i] = R{};
-    // Registers start where the recurrence does, so that a run and its mirror image give the same
+    // Blocks start where the recurrence does, so that a run and its mirror image give the same
     // bits; the last few steps are those that come last.
-    const int whole = g.steps / Reg::lanes * Reg::lanes;
-    const int rest = g.steps - whole;
-    for (int i = 0; i < whole; i += Reg::lanes) {
-      const Access<true, Down> io = {g, Down ? g.steps - Reg::lanes - i : i, Reg::lanes};
-      Step::step(io, cell, carry, sum);
+    int start = 0;
+    for (; start + kBlockSteps <= g.steps; start += kBlockSteps) {
+      block<Step, true, Down>(g, cell, start, kBlockSteps, carry, sum);
     }
-    if (rest > 0) {
-      Step::step(Access<false, Down>{g, Down ? 0 : whole, rest}, cell, carry, sum);
-    }
-    if (Step::has_state) put(g.state, g.state_plane, carry.state);
+    if (start < g.steps) block<Step, false, Down>(g, cell, start, g.steps - start, carry, sum);
+    if (Step::has_state) put(g.state, g.state_plane, Double::back(carry.state));
     if (Step::has_map) {
-      put(g.map_a, g.state_plane, carry.map.a);
-      put(g.map_x, g.state_plane, carry.map.x);
+      Register<D>::store_some(static_cast<double*>(g.map_a), g.state_plane, carry.map.a, 0, 1);
+      put(g.map_x, g.state_plane, Double::back(carry.map.x));
     }
     for (int i = 0; Step::has_sums && i < Cell::inputs; ++i) {
       if (g.sum[i] != nullptr) put(g.sum[i], g.state_plane, sum_of_lanes(sum[i]));

@@ -52,6 +52,8 @@ constexpr int kReadySpins = 64;             // a fraction of a first pass
 constexpr Index kStreamAlignment = 16;      // of such outputs
 constexpr Index kStreamBytes = 4 << 20;     // outputs from this size on are written past the caches
 
+constexpr std::size_t kRowVectors = 6, kMapVectors = 5;  // of a worker, beside its sums
+
 constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
@@ -126,6 +128,7 @@ struct Plan {
   bool padding = false;  // rows have lanes of no channel
 
   std::size_t vector_bytes = 0;   // of one row
+  std::size_t map_bytes = 0;      // of a vector of maps, sums and the tree's states
   std::size_t buffer_bytes = 0;   // of one staged operand
   bool buffered[kOperands] = {};  // operands that need one
   std::size_t scratch_bytes = 0;  // of one thread
@@ -233,6 +236,7 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   plan.row_lanes = plan.padded;
   plan.chunk_leaves = columns ? kColumnLeaves : 1;
   plan.vector_bytes = static_cast<std::size_t>(plan.row_lanes * plan.planes) * plan.scalar;
+  plan.map_bytes = static_cast<std::size_t>(plan.row_lanes * plan.planes) * sizeof(double);
   const Index deepest = plan.tile_steps > 0 ? plan.tile_steps : longest;
   plan.levels = Tree::levels_for(std::max<Index>(2, ceil_div(deepest, kLeafSteps)));
   const double moved = static_cast<double>(elements) * static_cast<double>(size_of(p.dtype));
@@ -265,9 +269,11 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   plan.buffered[kStates] = !p.state_is_output && (p.backward || (plan.along && p.checkpoints));
   const std::size_t buffers =
       static_cast<std::size_t>(std::count(plan.buffered, plan.buffered + kOperands, true));
-  const std::size_t vectors = 10 + kMaxInputs;
-  plan.scratch_bytes = buffers * plan.buffer_bytes + vectors * aligned(plan.vector_bytes) +
-                       aligned(Tree::bytes_for(plan.levels, plan.vector_bytes, plan.sums));
+  const std::size_t sums = static_cast<std::size_t>(plan.sums);
+  plan.scratch_bytes = buffers * plan.buffer_bytes +
+                       (kRowVectors + sums) * aligned(plan.vector_bytes) +
+                       (kMapVectors + sums) * aligned(plan.map_bytes) +
+                       aligned(Tree::bytes_for(plan.levels, plan.map_bytes, plan.sums));
 
   plan.items = 0;
   Index tiled = 0;  // units times their tiles, where published
@@ -291,11 +297,11 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   };
   take(plan.scratch_bytes * static_cast<std::size_t>(plan.threads));
   plan.offsets_offset = take(static_cast<std::size_t>(p.sequences + 1) * sizeof(Index));
-  plan.slot_bytes = 2 * plan.vector_bytes;
+  plan.slot_bytes = 2 * plan.map_bytes;
   plan.flags_offset = take(static_cast<std::size_t>(tiled) * sizeof(std::atomic<std::uint32_t>));
   plan.slots_offset = take(static_cast<std::size_t>(tiled) * plan.slot_bytes);
-  plan.sums_offset = take(static_cast<std::size_t>(tiled) * static_cast<std::size_t>(plan.sums) *
-                          plan.vector_bytes);
+  plan.sums_offset =
+      take(static_cast<std::size_t>(tiled) * static_cast<std::size_t>(plan.sums) * plan.map_bytes);
   for (int i = 0; i < kMaxInputs; ++i) {
     Reduction& r = plan.reduction[i];
     if (!r.any()) continue;
@@ -337,27 +343,26 @@ class Worker {
       operands_[i].buffer = at;
       at += plan_.buffer_bytes;
     }
-    const auto vector = [&] {
+    const auto take = [&at](std::size_t bytes) {
       char* here = at;
-      at += aligned(plan_.vector_bytes);
+      at += aligned(bytes);
       return here;
     };
-    state_ = vector();
-    map_a_ = vector();
-    map_x_ = vector();
-    start_ = vector();
-    initial_ = vector();
-    carries_ = vector();
-    spare_a_ = vector();
-    spare_x_ = vector();
-    zeros_ = vector();
-    sink_ = vector();
+    for (char** row : {&state_, &leaf_x_, &initial_, &spare_, &zeros_, &sink_}) {
+      *row = take(plan_.vector_bytes);
+    }
+    for (char** vector : {&map_a_, &map_x_, &start_, &total_, &observed_}) {
+      *vector = take(plan_.map_bytes);
+    }
+    for (int s = 0; s < plan_.sums; ++s) {
+      leaf_sum_[s] = take(plan_.vector_bytes);
+      sum_[s] = take(plan_.map_bytes);
+    }
     std::memset(zeros_, 0, plan.vector_bytes);
-    for (int s = 0; s < plan_.sums; ++s) sum_[s] = vector();
     flags_ = reinterpret_cast<std::atomic<std::uint32_t>*>(workspace_ + plan_.flags_offset);
   }
 
-  void observe(TreeObserver* observer) { tree_.observe(observer, carries_); }
+  void observe(TreeObserver* observer) { tree_.observe(observer, observed_); }
 
   /// Tile `tile` of block `block` of sequence n; `first_item` is the item of its tile 0.
   void item(Index n, Index block, Index tile, Index first_item) {
@@ -383,10 +388,10 @@ class Worker {
           add(tile_sum(first_item + end - width - 1, s), tile_sum(first_item + end - 1, s));
         }
       }
-      char* total = spare_a_;
+      char* total = total_;
       bool started = false;
       if (!last_is_whole) {
-        std::memcpy(total, tile_sum(first_item + tiles - 1, s), plan_.vector_bytes);
+        std::memcpy(total, tile_sum(first_item + tiles - 1, s), plan_.map_bytes);
         started = true;
       }
       Index end = whole;
@@ -395,7 +400,7 @@ class Worker {
         if (started) {
           add(tile_sum(first_item + end - 1, s), total);
         } else {
-          std::memcpy(total, tile_sum(first_item + end - 1, s), plan_.vector_bytes);
+          std::memcpy(total, tile_sum(first_item + end - 1, s), plan_.map_bytes);
           started = true;
         }
         end -= width;
@@ -416,8 +421,8 @@ class Worker {
 
   Tree make_tree(char* scratch) const {
     const std::size_t tree_bytes =
-        aligned(Tree::bytes_for(plan_.levels, plan_.vector_bytes, plan_.sums));
-    return Tree(map_kernels_, static_cast<int>(plan_.padded), plan_.row_lanes, plan_.vector_bytes,
+        aligned(Tree::bytes_for(plan_.levels, plan_.map_bytes, plan_.sums));
+    return Tree(map_kernels_, static_cast<int>(plan_.padded), plan_.row_lanes, plan_.map_bytes,
                 plan_.levels, plan_.sums, scratch + plan_.scratch_bytes - tree_bytes);
   }
 
@@ -442,17 +447,16 @@ class Worker {
     }
     if (tile > 0) look_back(first_item, tile);
     tree_.begin(start_);
-    if (leaves_ == 0) std::memcpy(state_, start_, plan_.vector_bytes);
+    if (leaves_ == 0) narrow(start_, state_);
     process(Pass::run, first, last);
     if (!published) publish(first_item, tile);
     if (tile + 1 == tiles) store_finish();
     for (int s = 0; s < plan_.sums; ++s) {
-      char* total = spare_a_;
-      tree_.fold_sum(s, total, false);
+      tree_.fold_sum(s, total_, false);
       if (tiles > 1) {
-        std::memcpy(tile_sum(first_item + tile, s), total, plan_.vector_bytes);
+        std::memcpy(tile_sum(first_item + tile, s), total_, plan_.map_bytes);
       } else {
-        store_sum(s, total);
+        store_sum(s, total_);
       }
     }
   }
@@ -578,11 +582,15 @@ class Worker {
 
   void load_start() {
     load_vector(p_.initial, initial_);
-    if (p_.backward) {
-      load_vector(p_.dfinal, start_);
-    } else {
-      std::memcpy(start_, initial_, plan_.vector_bytes);
-    }
+    if (p_.backward) load_vector(p_.dfinal, spare_);
+    widen(p_.backward ? spare_ : initial_, start_);
+  }
+
+  void widen(const void* row, void* vector) const {
+    map_kernels_.widen(static_cast<int>(plan_.padded), plane_, row, vector);
+  }
+  void narrow(const void* vector, void* row) const {
+    map_kernels_.narrow(static_cast<int>(plan_.padded), plane_, vector, row);
   }
 
   void store_finish() const {
@@ -601,8 +609,9 @@ class Worker {
   }
 
   void store_sum(int s, const char* total) const {
+    narrow(total, spare_);
     for (int i = 0; i < p_.inputs; ++i) {
-      if (sum_input_[i] == s) store_vector(sum_array(i), total);
+      if (sum_input_[i] == s) store_vector(sum_array(i), spare_);
     }
   }
 
@@ -769,8 +778,8 @@ class Worker {
       g.reset_stride = reset_step_;
     }
     g.state = at_lane(state_, lane, plan_.scalar);
-    g.map_a = at_lane(map_a_, lane, plan_.scalar);
-    g.map_x = at_lane(map_x_, lane, plan_.scalar);
+    g.map_a = at_lane(map_a_, lane, sizeof(double));
+    g.map_x = at_lane(leaf_x_, lane, plan_.scalar);
     if (!p_.backward) {
       g.out = output_rows(operands_[kOut], step, lane, in_place);
       g.past_cache = plan_.stream_out && in_place && goes_past_cache(operands_[kOut], step);
@@ -798,7 +807,8 @@ class Worker {
       g.din[i] = output_rows(operands_[kDin + i], step, lane, in_place);
       g.past_cache = (i == 0 ? plan_.stream_out && in_place : g.past_cache) &&
                      goes_past_cache(operands_[kDin + i], step);
-      g.sum[i] = sum_input_[i] < 0 ? nullptr : at_lane(sum_[sum_input_[i]], lane, plan_.scalar);
+      g.sum[i] =
+          sum_input_[i] < 0 ? nullptr : at_lane(leaf_sum_[sum_input_[i]], lane, plan_.scalar);
     }
     return g;
   }
@@ -809,7 +819,7 @@ class Worker {
       states.out = {const_cast<void*>(g.c.data), row_};
       states.state = const_cast<char*>(static_cast<const char*>(g.c_first));
       // The kernel updates its state; the row of the first state must survive it.
-      char* first = at_lane(spare_x_, 0, plan_.scalar);
+      char* first = at_lane(spare_, 0, plan_.scalar);
       std::memcpy(first, g.c_first, static_cast<std::size_t>(g.lanes) * plan_.scalar);
       states.state = first;
       kernels_.states(states);
@@ -829,12 +839,17 @@ class Worker {
     return false;
   }
 
-  void* const* sums(Pass pass) {
-    if (pass == Pass::map) {
-      for (int s = 0; s < plan_.sums; ++s) std::memset(sum_[s], 0, plan_.vector_bytes);
+  // Hands the tree what the kernels found of a leaf.
+  void push(Pass pass, bool cut) {
+    widen(leaf_x_, map_x_);
+    for (int s = 0; s < plan_.sums; ++s) {
+      if (pass == Pass::map) {
+        std::memset(sum_[s], 0, plan_.map_bytes);
+      } else {
+        widen(leaf_sum_[s], sum_[s]);
+      }
     }
-    for (int s = 0; s < plan_.sums; ++s) sum_pointers_[s] = sum_[s];
-    return sum_pointers_;
+    tree_.push(0, map_a_, map_x_, cut, sum_);
   }
 
   // One leaf, lanes are channels: those of whole vectors in place where arrays allow, the rest
@@ -843,7 +858,7 @@ class Worker {
     const Index leaf = leaf_at(j);
     stage(pass, leaf);
     if (pass == Pass::run) {
-      std::memcpy(state_, tree_.state(), plan_.vector_bytes);
+      narrow(tree_.state(), state_);
       if (!p_.backward && p_.checkpoints) {
         store(checkpoint_operand(leaf), 0, 1, 0, lanes_, state_, row_);
       }
@@ -856,7 +871,7 @@ class Worker {
       const Index rest = round_up(lanes_ - direct_lanes_, plan_.vector_lanes);
       call(pass, arguments(leaf, direct_lanes_, rest, false));
     }
-    tree_.push(0, map_a_, map_x_, has_reset(leaf), sums(pass));
+    push(pass, has_reset(leaf));
   }
 
   // One run of a channel's steps, lanes are steps. Arrays whose time axis is contiguous are read
@@ -873,14 +888,14 @@ class Worker {
     g.state_plane = plane_;
     g.state = state_;
     g.map_a = map_a_;
-    g.map_x = map_x_;
+    g.map_x = leaf_x_;
     for (int i = 0; i < p_.inputs; ++i) {
       if (!reads(i, pass)) continue;
       const Operand& o = operands_[kIn + i];
       if (o.step == 0) g.fixed |= 1u << i;
       g.in[i] = run_input(o, step, o.step == 0 ? 1 : steps);
     }
-    if (pass == Pass::run) std::memcpy(state_, tree_.state(), plan_.vector_bytes);
+    if (pass == Pass::run) narrow(tree_.state(), state_);
     if (!p_.state_is_output && (p_.backward || (pass == Pass::run && p_.checkpoints))) {
       run_states(g, step);
     }
@@ -902,7 +917,7 @@ class Worker {
           (reinterpret_cast<std::uintptr_t>(to) + first) % kStreamAlignment != 0) {
         g.past_cache = false;
       }
-      if (p_.backward && sum_input_[i] >= 0) g.sum[i] = sum_[sum_input_[i]];
+      if (p_.backward && sum_input_[i] >= 0) g.sum[i] = leaf_sum_[sum_input_[i]];
     }
     const RunKernels& kernels = kernels_.along;
     if (pass == Pass::map) {
@@ -914,7 +929,7 @@ class Worker {
       const Operand& o = operands_[first_output + i];
       if (o.base != nullptr && !is_run_direct(o)) store_run(o, step, steps);
     }
-    tree_.push(0, map_a_, map_x_, false, sums(pass));
+    push(pass, false);
   }
 
   // The step that comes first in time of `steps` of them from `step` on, and the stride of time.
@@ -988,14 +1003,14 @@ class Worker {
     char* c = operands_[kStates].buffer + plan_.vector_lanes * scalar;
     char* before = down ? c + steps * scalar : c - scalar;  // where the state before the run goes
     if (p_.backward) {
-      load(checkpoint_operand(step / kLeafSteps), 0, 1, 0, 1, spare_x_);
+      load(checkpoint_operand(step / kLeafSteps), 0, 1, 0, 1, spare_);
     } else {
-      std::memcpy(spare_x_, state_, plan_.scalar);
+      std::memcpy(spare_, state_, plan_.scalar);
     }
-    std::memcpy(before, spare_x_, plan_.scalar);
+    std::memcpy(before, spare_, plan_.scalar);
     RunArgs states = g;
     states.descending = down;
-    states.state = spare_x_;
+    states.state = spare_;
     states.out = c;
     kernels_.along.states(states);
     g.c = c;
@@ -1038,7 +1053,7 @@ class Worker {
   }
   char* tile_sum(Index item, int s) const {
     return workspace_ + plan_.sums_offset +
-           static_cast<std::size_t>(item * plan_.sums + s) * plan_.vector_bytes;
+           static_cast<std::size_t>(item * plan_.sums + s) * plan_.map_bytes;
   }
   void add(const char* earlier, char* total) const {
     map_kernels_.add(static_cast<int>(plan_.padded), plane_, earlier, total);
@@ -1068,16 +1083,16 @@ class Worker {
   // by threads that publish before they wait for more, so the wait ends.
   void publish(Index first_item, Index tile) {
     char* a = slot(first_item + tile);
-    char* x = a + plan_.vector_bytes;
-    std::memcpy(a, tree_.top_a(), plan_.vector_bytes);
-    std::memcpy(x, tree_.top_x(), plan_.vector_bytes);
+    char* x = a + plan_.map_bytes;
+    std::memcpy(a, tree_.top_a(), plan_.map_bytes);
+    std::memcpy(x, tree_.top_x(), plan_.map_bytes);
     bool cut = tree_.top_cut();
     for (Index width = 1; (tile & width) != 0; width *= 2) {
       const Index sibling = first_item + tile - width;
       const bool sibling_cut = wait_for(sibling);
       if (!cut) {
         map_kernels_.merge(static_cast<int>(plan_.padded), plane_, slot(sibling),
-                           slot(sibling) + plan_.vector_bytes, a, x);
+                           slot(sibling) + plan_.map_bytes, a, x);
       }
       cut = cut || sibling_cut;
     }
@@ -1106,10 +1121,10 @@ class Worker {
       end += width;
       const Index node = first_item + end - 1;
       if (wait_for(node)) {
-        std::memcpy(start_, slot(node) + plan_.vector_bytes, plan_.vector_bytes);
+        std::memcpy(start_, slot(node) + plan_.map_bytes, plan_.map_bytes);
       } else {
         map_kernels_.apply(static_cast<int>(plan_.padded), plane_, slot(node),
-                           slot(node) + plan_.vector_bytes, start_, start_);
+                           slot(node) + plan_.map_bytes, start_, start_);
       }
     }
   }
@@ -1126,13 +1141,14 @@ class Worker {
 
   Operand operands_[kOperands];
   int sum_input_[kMaxInputs] = {-1, -1, -1, -1, -1, -1, -1, -1};
-  char *state_ = nullptr, *map_a_ = nullptr, *map_x_ = nullptr;
-  char* start_ = nullptr;    // the state (or adjoint) before the tile
+  // Rows.
+  char *state_ = nullptr, *leaf_x_ = nullptr, *leaf_sum_[kMaxInputs] = {};  // of the leaf
+  char *spare_ = nullptr, *zeros_ = nullptr, *sink_ = nullptr;
   char* initial_ = nullptr;  // h0, in backward too: the state before the first step
-  char *carries_ = nullptr, *spare_a_ = nullptr, *spare_x_ = nullptr, *zeros_ = nullptr;
-  char* sink_ = nullptr;
-  char* sum_[kMaxInputs] = {};
-  void* sum_pointers_[kMaxInputs] = {};
+  // Vectors in double precision.
+  char *map_a_ = nullptr, *map_x_ = nullptr, *total_ = nullptr, *observed_ = nullptr;
+  char* start_ = nullptr;  // the state (or adjoint) before the tile
+  void* sum_[kMaxInputs] = {};
   std::atomic<std::uint32_t>* flags_ = nullptr;
 
   // The unit.

@@ -40,8 +40,8 @@ struct LeafArgs {
   const std::uint8_t* reset = nullptr;  ///< one flag a step, or null
   std::ptrdiff_t reset_stride = 0;
   void* state = nullptr;  ///< (lanes) forward: h, backward: the incoming adjoint; updated by run
-  void* map_a = nullptr;  ///< (lanes) written: the leaf's map
-  void* map_x = nullptr;
+  void* map_a = nullptr;  ///< (lanes) written, in double precision: the leaf's map
+  void* map_x = nullptr;  ///< (lanes) written
   // Forward.
   Rows out;
   // Backward.
@@ -63,9 +63,9 @@ struct RunArgs {
   std::ptrdiff_t plane = 0;  ///< of the arrays below, where they are complex
   const void* in[kMaxInputs] = {};
   unsigned fixed = 0;  ///< bit i: in[i] is one value for all steps
-  // One scalar each, imaginary parts `state_plane` further on.
+  // One scalar each, imaginary parts `state_plane` further on; types as in LeafArgs.
   std::ptrdiff_t state_plane = 0;
-  void* state = nullptr;  ///< as in LeafArgs
+  void* state = nullptr;
   void* map_a = nullptr;
   void* map_x = nullptr;
   void* sum[kMaxInputs] = {};
@@ -101,7 +101,9 @@ struct CellKernels {
   void (*run_backward)(const LeafArgs&);
 };
 
-/// Arithmetic on vectors of `lanes` lanes of one accumulation type.
+/// Arithmetic on maps: vectors of `lanes` lanes in double precision, whatever rows are in. (Where
+/// gates are constant and close to 1, a gain that is rounded to float is off by the same in every
+/// segment, and the states' errors add up with one sign: 20 to 40 times a serial loop's error.)
 struct MapKernels {
   /// (a, x) = merge((earlier_a, earlier_x), (a, x))
   void (*merge)(int lanes, std::ptrdiff_t plane, const void* earlier_a, const void* earlier_x,
@@ -111,6 +113,9 @@ struct MapKernels {
                 void* out);
   /// sum = earlier + sum
   void (*add)(int lanes, std::ptrdiff_t plane, const void* earlier, void* sum);
+  /// Between a row of one accumulation type and such a vector.
+  void (*widen)(int lanes, std::ptrdiff_t plane, const void* row, void* vector);
+  void (*narrow)(int lanes, std::ptrdiff_t plane, const void* vector, void* row);
 };
 
 /// Between `steps` x `lanes` elements of a caller's array (strides in elements) and rows.

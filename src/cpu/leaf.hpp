@@ -42,6 +42,17 @@ struct Leaf {
     Reg::store(static_cast<S*>(vector) + lane, plane, r);
   }
 
+  static SCANRNN_HD Gain<R> get_gain(const void* vector, int lane, std::ptrdiff_t plane) {
+    return Gain<R>::load(static_cast<const double*>(vector) + lane, plane);
+  }
+  static SCANRNN_HD void put_gain(void* vector, int lane, std::ptrdiff_t plane, const Gain<R>& a) {
+    a.store(static_cast<double*>(vector) + lane, plane);
+  }
+  static SCANRNN_HD void put_doubles(void* vector, int lane, std::ptrdiff_t plane,
+                                     const Gain<R>& a) {
+    Register<Wide<R>>::store(static_cast<double*>(vector) + lane, plane, a.widen());
+  }
+
   static SCANRNN_HD bool is_reset(const LeafArgs& g, int t) {
     return g.reset != nullptr && g.reset[t * g.reset_stride] != 0;
   }
@@ -56,7 +67,9 @@ struct Leaf {
   /// What a lane carries through a leaf. Forward `state` is c; backward it is the adjoint that
   /// flows into the step from later ones. (a, x) is the map composed so far.
   struct Carry {
-    R state, a, x;
+    R state;
+    Gain<R> a;
+    R x;
   };
 
   // The kernels differ in their step alone; each reads and updates the carry of one register.
@@ -68,7 +81,7 @@ struct Leaf {
       R in[Cell::inputs];
       read<Cell::map_inputs>(g, t, lane, in);
       const Affine<R> map = cell.step(in);
-      c.a = cut ? R{} : product(map.a, c.a);
+      c.a = c.a.times(map.a).unless(cut);
       c.x = cut ? map.x : fma(map.a, c.x, map.x);
     }
   };
@@ -80,7 +93,7 @@ struct Leaf {
       R in[Cell::inputs];
       read<all_inputs>(g, t, lane, in);
       const Affine<R> map = cell.step(in);
-      c.a = cut ? R{} : product(map.a, c.a);
+      c.a = c.a.times(map.a).unless(cut);
       c.x = cut ? map.x : fma(map.a, c.x, map.x);
       c.state = cut ? map.x : fma(map.a, c.state, map.x);
       const R y = cell.output(in, c.state);
@@ -115,8 +128,8 @@ struct Leaf {
       read_adjoint(g, t, lane, dy, c_after);
       const R gain = cell.gain(in);
       const R local = c.x + cell.output_adjoint(in, c_after, dy);
-      c.a = cut ? R{} : product(gain, c.a);
-      c.x = cut ? R{} : product(gain, local);
+      c.a = c.a.times(gain).unless(cut);
+      c.x = unless(cut, product(gain, local));
     }
   };
 
@@ -141,9 +154,9 @@ struct Leaf {
         write(g, g.din[i], t, lane, din[i]);
         if (Sums) sum[i] = sum[i] + din[i];
       }
-      c.state = cut ? R{} : product(gain, whole);
-      c.a = cut ? R{} : product(gain, c.a);
-      c.x = cut ? R{} : product(gain, c.x + local);
+      c.state = unless(cut, product(gain, whole));
+      c.a = c.a.times(gain).unless(cut);
+      c.x = unless(cut, product(gain, c.x + local));
     }
   };
 
@@ -159,12 +172,13 @@ struct Leaf {
     R sum[Width][Cell::inputs];
     for (int v = 0; v < Width; ++v) {
       const int lane = first_lane + v * Reg::lanes;
-      carry[v] = {Step::has_state ? get(g.state, lane, g.plane) : R{}, Constant<R>::of(1), R{}};
+      carry[v] = {Step::has_state ? get(g.state, lane, g.plane) : R{}, Gain<R>::one(), R{}};
       for (int i = 0; i < Cell::inputs; ++i) sum[v][i] = R{};
     }
     for (int i = 0; i < g.steps; ++i) {
       const int t = time_of(g, i, Step::descending);
       const bool cut = is_reset(g, t);
+#pragma GCC unroll 8
       for (int k = 0; k < Width; ++k) {
         const int v = Step::descending ? Width - 1 - k : k;  // as memory is walked
         Step::step(g, cell, t, first_lane + v * Reg::lanes, cut, carry[v], sum[v]);
@@ -174,13 +188,11 @@ struct Leaf {
       const int lane = first_lane + v * Reg::lanes;
       if (Step::has_state) put(g.state, lane, g.plane, carry[v].state);
       if (Step::has_map) {
-        put(g.map_a, lane, g.plane, carry[v].a);
+        put_doubles(g.map_a, lane, g.plane, carry[v].a);
         put(g.map_x, lane, g.plane, carry[v].x);
       }
-      if (Step::has_sums) {
-        for (int i = 0; i < Cell::inputs; ++i) {
-          if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, sum[v][i]);
-        }
+      for (int i = 0; Step::has_sums && i < Cell::inputs; ++i) {
+        if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, sum[v][i]);
       }
     }
   }
@@ -195,7 +207,7 @@ struct Leaf {
     const Cell cell = *static_cast<const Cell*>(g.cell);
     for (int lane = 0; lane < g.lanes; lane += Reg::lanes) {
       if (Step::has_map) {
-        put(g.map_a, lane, g.plane, Constant<R>::of(1));
+        put_gain(g.map_a, lane, g.plane, Gain<R>::one());
         put(g.map_x, lane, g.plane, R{});
       }
       for (int i = 0; Step::has_sums && i < Cell::inputs; ++i) {
@@ -208,7 +220,7 @@ struct Leaf {
       for (int l = 0; l < g.lanes; l += Reg::lanes) {
         const int lane = Step::descending ? g.lanes - Reg::lanes - l : l;
         Carry carry = {Step::has_state ? get(g.state, lane, g.plane) : R{},
-                       Step::has_map ? get(g.map_a, lane, g.plane) : R{},
+                       Step::has_map ? get_gain(g.map_a, lane, g.plane) : Gain<R>{},
                        Step::has_map ? get(g.map_x, lane, g.plane) : R{}};
         R sum[Cell::inputs];
         for (int k = 0; Step::has_sums && k < Cell::inputs; ++k) {
@@ -217,13 +229,16 @@ struct Leaf {
         Step::step(g, cell, t, lane, cut, carry, sum);
         if (Step::has_state) put(g.state, lane, g.plane, carry.state);
         if (Step::has_map) {
-          put(g.map_a, lane, g.plane, carry.a);
+          put_gain(g.map_a, lane, g.plane, carry.a);
           put(g.map_x, lane, g.plane, carry.x);
         }
         for (int k = 0; Step::has_sums && k < Cell::inputs; ++k) {
           if (g.sum[k] != nullptr) put(g.sum[k], lane, g.plane, sum[k]);
         }
       }
+    }
+    for (int lane = 0; Step::has_map && lane < g.lanes; lane += Reg::lanes) {
+      put_doubles(g.map_a, lane, g.plane, get_gain(g.map_a, lane, g.plane));
     }
   }
 
@@ -258,22 +273,23 @@ struct Leaf {
   }
 };
 
-/// The merge tree's arithmetic on whole vectors of lanes.
-template <class R>
+/// The merge tree's arithmetic on whole vectors of lanes: R is a register of rows, M one of maps.
+template <class R, class M>
 struct Maps {
   using S = typename Register<R>::Scalar;
-  using Reg = Register<R>;
+  using Reg = Register<M>;
+  using MapS = typename Reg::Scalar;
 
   static void merge(int lanes, std::ptrdiff_t plane, const void* earlier_a, const void* earlier_x,
                     void* a, void* x) {
-    const S* ea = static_cast<const S*>(earlier_a);
-    const S* ex = static_cast<const S*>(earlier_x);
-    S* la = static_cast<S*>(a);
-    S* lx = static_cast<S*>(x);
+    const MapS* ea = static_cast<const MapS*>(earlier_a);
+    const MapS* ex = static_cast<const MapS*>(earlier_x);
+    MapS* la = static_cast<MapS*>(a);
+    MapS* lx = static_cast<MapS*>(x);
     for (int i = 0; i < lanes; i += Reg::lanes) {
-      const Affine<R> earlier = {Reg::load(ea + i, plane), Reg::load(ex + i, plane)};
-      const Affine<R> later = {Reg::load(la + i, plane), Reg::load(lx + i, plane)};
-      const Affine<R> both = scanrnn::merge(earlier, later);
+      const Affine<M> earlier = {Reg::load(ea + i, plane), Reg::load(ex + i, plane)};
+      const Affine<M> later = {Reg::load(la + i, plane), Reg::load(lx + i, plane)};
+      const Affine<M> both = scanrnn::merge(earlier, later);
       Reg::store(la + i, plane, both.a);
       Reg::store(lx + i, plane, both.x);
     }
@@ -282,23 +298,36 @@ struct Maps {
   static void apply(int lanes, std::ptrdiff_t plane, const void* a, const void* x, const void* s,
                     void* out) {
     for (int i = 0; i < lanes; i += Reg::lanes) {
-      const Affine<R> map = {Reg::load(static_cast<const S*>(a) + i, plane),
-                             Reg::load(static_cast<const S*>(x) + i, plane)};
-      const R state = Reg::load(static_cast<const S*>(s) + i, plane);
-      Reg::store(static_cast<S*>(out) + i, plane, scanrnn::apply(map, state));
+      const Affine<M> map = {Reg::load(static_cast<const MapS*>(a) + i, plane),
+                             Reg::load(static_cast<const MapS*>(x) + i, plane)};
+      const M state = Reg::load(static_cast<const MapS*>(s) + i, plane);
+      Reg::store(static_cast<MapS*>(out) + i, plane, scanrnn::apply(map, state));
     }
   }
 
   static void add(int lanes, std::ptrdiff_t plane, const void* earlier, void* sum) {
     for (int i = 0; i < lanes; i += Reg::lanes) {
-      S* target = static_cast<S*>(sum) + i;
-      const R total =
-          Reg::load(static_cast<const S*>(earlier) + i, plane) + Reg::load(target, plane);
+      MapS* target = static_cast<MapS*>(sum) + i;
+      const M total =
+          Reg::load(static_cast<const MapS*>(earlier) + i, plane) + Reg::load(target, plane);
       Reg::store(target, plane, total);
     }
   }
 
-  static MapKernels kernels() { return {merge, apply, add}; }
+  static void widen(int lanes, std::ptrdiff_t plane, const void* row, void* vector) {
+    for (int i = 0; i < lanes; i += Register<R>::lanes) {
+      const R r = Register<R>::load(static_cast<const S*>(row) + i, plane);
+      Register<Wide<R>>::store(static_cast<MapS*>(vector) + i, plane, SCANRNN_ISA::widen(r));
+    }
+  }
+  static void narrow(int lanes, std::ptrdiff_t plane, const void* vector, void* row) {
+    for (int i = 0; i < lanes; i += Register<R>::lanes) {
+      const Wide<R> w = Register<Wide<R>>::load(static_cast<const MapS*>(vector) + i, plane);
+      Register<R>::store(static_cast<S*>(row) + i, plane, SCANRNN_ISA::narrow(w));
+    }
+  }
+
+  static MapKernels kernels() { return {merge, apply, add, widen, narrow}; }
 };
 
 }  // namespace scanrnn::cpu::SCANRNN_ISA

@@ -318,6 +318,22 @@ constexpr int within_part(int i) {
   return u % 2 * n + start + u / 2 * unit + i % unit;
 }
 
+// Every other element of both registers, one after the other, and back.
+template <int n, int, bool odd>
+constexpr int alternate(int i) {
+  return 2 * i + (odd ? 1 : 0);
+}
+template <int n, int, bool high>
+constexpr int interleave(int i) {
+  return i % 2 * n + (high ? n / 2 : 0) + i / 2;
+}
+
+// Lanes moved up (down) by one; what enters is the second register's last (first) lane.
+template <int n, int, bool is_down>
+constexpr int after(int i) {
+  return is_down ? i + 1 : (i == 0 ? 2 * n - 1 : i - 1);
+}
+
 // Parts of both registers: the low (high) halves' parts, or the even (odd) parts.
 template <int n, int part, bool high>
 constexpr int half_parts(int i) {
@@ -348,7 +364,23 @@ SCANRNN_SHUFFLE(interleave_singles, shuffle::within_part<n, part, 1, High>)
 SCANRNN_SHUFFLE(interleave_pairs, shuffle::within_part<n, part, 2, High>)
 SCANRNN_SHUFFLE(half_parts, shuffle::half_parts<n, part, High>)
 SCANRNN_SHUFFLE(alternate_parts, shuffle::alternate_parts<n, part, High>)
+SCANRNN_SHUFFLE(alternate, shuffle::alternate<n, part, High>)
+SCANRNN_SHUFFLE(interleave, shuffle::interleave<n, part, High>)
+SCANRNN_SHUFFLE(after, shuffle::after<n, part, High>)
 #undef SCANRNN_SHUFFLE
+
+template <bool Odd, class S>
+SCANRNN_HD Complex<Vec<S>> alternate(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
+  return {alternate<Odd>(p.re, q.re), alternate<Odd>(p.im, q.im)};
+}
+template <bool High, class S>
+SCANRNN_HD Complex<Vec<S>> interleave(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
+  return {interleave<High>(p.re, q.re), interleave<High>(p.im, q.im)};
+}
+template <bool Down, class S>
+SCANRNN_HD Complex<Vec<S>> after(const Complex<Vec<S>>& p, const Complex<Vec<S>>& q) {
+  return {after<Down>(p.re, q.re), after<Down>(p.im, q.im)};
+}
 
 template <bool Down, int By, class S, int... I>
 SCANRNN_HD Vec<S> shift(const Vec<S>& v, const Vec<S>& fill, std::integer_sequence<int, I...>) {
@@ -385,26 +417,29 @@ SCANRNN_HD Mask<S> lanes_between(int first, int last) {
   return {(index >= static_cast<Integer>(first)) & (index < static_cast<Integer>(last))};
 }
 
-/// Whether a lane is infinite or NaN.
 template <class S>
-SCANRNN_HD bool any_not_finite(const Vec<S>& v) {
-  const typename Vec<S>::Raw zero = {};
-  const typename Vec<S>::Bits bad = (v.v - v.v) != zero;
+SCANRNN_HD bool any(const Mask<S>& mask) {
 #if defined(__AVX512F__)
-  return _mm512_test_epi32_mask((__m512i)bad, (__m512i)bad) != 0;
+  return _mm512_test_epi32_mask((__m512i)mask.m, (__m512i)mask.m) != 0;
 #elif defined(__AVX2__)
-  return !_mm256_testz_si256((__m256i)bad, (__m256i)bad);
+  return !_mm256_testz_si256((__m256i)mask.m, (__m256i)mask.m);
 #elif defined(__SSE2__)
-  return _mm_movemask_epi8((__m128i)bad) != 0;
+  return _mm_movemask_epi8((__m128i)mask.m) != 0;
 #else
   typename Vec<S>::Integer any = 0;
-  for (int i = 0; i < Vec<S>::lanes; ++i) any |= bad[i];
+  for (int i = 0; i < Vec<S>::lanes; ++i) any |= mask.m[i];
   return any != 0;
 #endif
 }
+
+/// Whether the first lane is infinite or NaN.
 template <class S>
-SCANRNN_HD bool any_not_finite(const Complex<Vec<S>>& v) {
-  return any_not_finite(Vec<S>{v.re.v - v.re.v + (v.im.v - v.im.v)});
+SCANRNN_HD bool first_not_finite(const Vec<S>& v) {
+  return v.v[0] - v.v[0] != 0;
+}
+template <class S>
+SCANRNN_HD bool first_not_finite(const Complex<Vec<S>>& v) {
+  return first_not_finite(v.re) || first_not_finite(v.im);
 }
 
 /// Transposes the square that kPartLanes registers hold within each part.
@@ -485,6 +520,76 @@ SCANRNN_HD void load_transposed(const S* p, std::ptrdiff_t stride, Vec<S>* r) {
   }
 }
 
+/// As many doubles as Vec<float> has lanes.
+struct Doubles {
+  Vec<double> low, high;
+};
+
+SCANRNN_HD Doubles operator*(const Doubles& p, const Doubles& q) {
+  return {p.low * q.low, p.high * q.high};
+}
+SCANRNN_HD Doubles operator-(const Doubles& p) { return {-p.low, -p.high}; }
+SCANRNN_HD Doubles product(const Doubles& p, const Doubles& q) { return p * q; }
+SCANRNN_HD Doubles fma(const Doubles& a, const Doubles& b, const Doubles& c) {
+  return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
+}
+
+/// `v`, or zero where nothing passes. (Part by part: a choice of whole structs goes through
+/// memory.)
+template <class S>
+SCANRNN_HD Vec<S> unless(bool cut, const Vec<S>& v) {
+  return cut ? Vec<S>{} : v;
+}
+SCANRNN_HD Doubles unless(bool cut, const Doubles& v) {
+  return {unless(cut, v.low), unless(cut, v.high)};
+}
+template <class T>
+SCANRNN_HD Complex<T> unless(bool cut, const Complex<T>& v) {
+  return {unless(cut, v.re), unless(cut, v.im)};
+}
+
+/// Single precision in double, and rounded back; double precision as it is.
+SCANRNN_HD Doubles widen(const Vec<float>& v) {
+#if defined(__AVX512F__)
+  const __m512 r = (__m512)v.v;
+  return {{(Vec<double>::Raw)_mm512_cvtps_pd(_mm512_castps512_ps256(r))},
+          {(Vec<double>::Raw)_mm512_cvtps_pd(_mm512_extractf32x8_ps(r, 1))}};
+#else
+  typedef float Half __attribute__((vector_size(kVectorBytes / 2)));
+  Half parts[2];
+  __builtin_memcpy(parts, &v.v, kVectorBytes);
+  return {{__builtin_convertvector(parts[0], Vec<double>::Raw)},
+          {__builtin_convertvector(parts[1], Vec<double>::Raw)}};
+#endif
+}
+SCANRNN_HD Vec<float> narrow(const Doubles& v) {
+#if defined(__AVX512F__)
+  const __m512 low = _mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)v.low.v));
+  return {(Vec<float>::Raw)_mm512_insertf32x8(low, _mm512_cvtpd_ps((__m512d)v.high.v), 1)};
+#else
+  typedef float Half __attribute__((vector_size(kVectorBytes / 2)));
+  const Half parts[2] = {__builtin_convertvector(v.low.v, Half),
+                         __builtin_convertvector(v.high.v, Half)};
+  Vec<float> r;
+  __builtin_memcpy(&r.v, parts, kVectorBytes);
+  return r;
+#endif
+}
+SCANRNN_HD Vec<double> widen(const Vec<double>& v) { return v; }
+SCANRNN_HD Vec<double> narrow(const Vec<double>& v) { return v; }
+template <class T>
+SCANRNN_HD auto widen(const Complex<T>& v) -> Complex<decltype(widen(v.re))> {
+  return {widen(v.re), widen(v.im)};
+}
+template <class T>
+SCANRNN_HD auto narrow(const Complex<T>& v) -> Complex<decltype(narrow(v.re))> {
+  return {narrow(v.re), narrow(v.im)};
+}
+
+/// The register in double precision that has R's lanes.
+template <class R>
+using Wide = decltype(widen(std::declval<R>()));
+
 }  // namespace scanrnn::cpu::SCANRNN_ISA
 
 namespace scanrnn {
@@ -493,6 +598,13 @@ template <class S>
 struct Constant<cpu::SCANRNN_ISA::Vec<S>> {
   static SCANRNN_HD cpu::SCANRNN_ISA::Vec<S> of(double value) {
     return cpu::SCANRNN_ISA::splat<S>(static_cast<S>(value));
+  }
+};
+template <>
+struct Constant<cpu::SCANRNN_ISA::Doubles> {
+  static SCANRNN_HD cpu::SCANRNN_ISA::Doubles of(double value) {
+    const auto half = cpu::SCANRNN_ISA::splat<double>(value);
+    return {half, half};
   }
 };
 
@@ -524,33 +636,147 @@ struct Register<Vec<S>> {
   }
 };
 
-template <class S>
-struct Register<Complex<Vec<S>>> {
-  using Scalar = S;
-  static constexpr int lanes = Vec<S>::lanes;
-  static SCANRNN_HD Complex<Vec<S>> load(const S* row, std::ptrdiff_t plane) {
-    return {SCANRNN_ISA::load(row), SCANRNN_ISA::load(row + plane)};
+template <>
+struct Register<Doubles> {
+  using Scalar = double;
+  static constexpr int lanes = Vec<float>::lanes;
+  static SCANRNN_HD Doubles load(const double* row, std::ptrdiff_t) {
+    return {SCANRNN_ISA::load(row), SCANRNN_ISA::load(row + lanes / 2)};
   }
-  static SCANRNN_HD void store(S* row, std::ptrdiff_t plane, const Complex<Vec<S>>& r) {
-    SCANRNN_ISA::store(row, r.re);
-    SCANRNN_ISA::store(row + plane, r.im);
+  static SCANRNN_HD void store(double* row, std::ptrdiff_t, const Doubles& r) {
+    SCANRNN_ISA::store(row, r.low);
+    SCANRNN_ISA::store(row + lanes / 2, r.high);
   }
-  static SCANRNN_HD void store_past_cache(S* row, std::ptrdiff_t plane, const Complex<Vec<S>>& r) {
+};
+
+template <class T>
+struct Register<Complex<T>> {
+  using Part = Register<T>;
+  using Scalar = typename Part::Scalar;
+  static constexpr int lanes = Part::lanes;
+  static SCANRNN_HD Complex<T> load(const Scalar* row, std::ptrdiff_t plane) {
+    return {Part::load(row, 0), Part::load(row + plane, 0)};
+  }
+  static SCANRNN_HD void store(Scalar* row, std::ptrdiff_t plane, const Complex<T>& r) {
+    Part::store(row, 0, r.re);
+    Part::store(row + plane, 0, r.im);
+  }
+  static SCANRNN_HD void store_past_cache(Scalar* row, std::ptrdiff_t plane, const Complex<T>& r) {
     store(row, plane, r);
   }
-  static SCANRNN_HD Complex<Vec<S>> splat(const S* row, std::ptrdiff_t plane) {
+  static SCANRNN_HD Complex<T> splat(const Scalar* row, std::ptrdiff_t plane) {
     return {SCANRNN_ISA::splat(row[0]), SCANRNN_ISA::splat(row[plane])};
   }
-  static SCANRNN_HD Complex<Vec<S>> load_some(const S* row, std::ptrdiff_t plane, int first,
-                                              int count) {
+  static SCANRNN_HD Complex<T> load_some(const Scalar* row, std::ptrdiff_t plane, int first,
+                                         int count) {
     return {SCANRNN_ISA::load_some(row, first, count),
             SCANRNN_ISA::load_some(row + plane, first, count)};
   }
-  static SCANRNN_HD void store_some(S* row, std::ptrdiff_t plane, const Complex<Vec<S>>& r,
+  static SCANRNN_HD void store_some(Scalar* row, std::ptrdiff_t plane, const Complex<T>& r,
                                     int first, int count) {
     SCANRNN_ISA::store_some(row, r.re, first, count);
     SCANRNN_ISA::store_some(row + plane, r.im, first, count);
   }
 };
+
+/// The register of double precision that fits the machine: R's numbers one at a time, in all lanes.
+template <class R>
+struct DoubleOf;
+template <class S>
+struct DoubleOf<Vec<S>> {
+  using Type = Vec<double>;
+  static SCANRNN_HD Type spread(const Vec<S>& v, int lane) {
+    return splat<double>(static_cast<double>(v.v[lane]));
+  }
+  static SCANRNN_HD Vec<S> back(const Type& d) { return splat<S>(static_cast<S>(d.v[0])); }
+};
+template <class S>
+struct DoubleOf<Complex<Vec<S>>> {
+  using Part = DoubleOf<Vec<S>>;
+  using Type = Complex<Vec<double>>;
+  static SCANRNN_HD Type spread(const Complex<Vec<S>>& v, int lane) {
+    return {Part::spread(v.re, lane), Part::spread(v.im, lane)};
+  }
+  static SCANRNN_HD Complex<Vec<S>> back(const Type& d) {
+    return {Part::back(d.re), Part::back(d.im)};
+  }
+};
+
+/// The product of all lanes, in lane 0.
+template <int By = Vec<double>::lanes / 2, class T>
+SCANRNN_HD T product_of_lanes(const T& v) {
+  if constexpr (By == 0) {
+    return v;
+  } else {
+    return product_of_lanes<By / 2>(product(v, shift<true, By>(v, v)));
+  }
+}
+SCANRNN_HD Vec<double> product_of_lanes(const Doubles& v) {
+  return product_of_lanes(v.low * v.high);
+}
+SCANRNN_HD Complex<Vec<double>> product_of_lanes(const Complex<Doubles>& v) {
+  const Complex<Vec<double>> low = {v.re.low, v.im.low}, high = {v.re.high, v.im.high};
+  return product_of_lanes(product(low, high));
+}
+
+/// A product of gates in about twice the precision of R. In rows it takes the place of doubles, in
+/// a form of its own, until `widen` makes doubles of it.
+template <class R>
+struct Gain {
+  Wide<R> value;
+
+  static SCANRNN_HD Gain one() { return {Constant<Wide<R>>::of(1)}; }
+  static SCANRNN_HD Gain of(const R& gate) { return {SCANRNN_ISA::widen(gate)}; }
+  SCANRNN_HD Gain times(const R& gate) const { return {product(SCANRNN_ISA::widen(gate), value)}; }
+  SCANRNN_HD Gain unless(bool cut) const { return {SCANRNN_ISA::unless(cut, value)}; }
+  SCANRNN_HD Wide<R> widen() const { return value; }
+  SCANRNN_HD bool is_exact() const { return true; }
+  static SCANRNN_HD Gain load(const double* row, std::ptrdiff_t plane) {
+    return {Register<Wide<R>>::load(row, plane)};
+  }
+  SCANRNN_HD void store(double* row, std::ptrdiff_t plane) const {
+    Register<Wide<R>>::store(row, plane, value);
+  }
+};
+
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+/// The product, and beside it what its roundings lost (Ogita, Rump & Oishi 2005, "Accurate sum and
+/// dot product"): three operations a step, where doubles take seven.
+template <>
+struct Gain<Vec<float>> {
+  Vec<float> value, lost;
+
+  static SCANRNN_HD Gain one() { return of(splat(1.0f)); }
+  static SCANRNN_HD Gain of(const Vec<float>& gate) { return {gate, Vec<float>{}}; }
+  SCANRNN_HD Gain times(const Vec<float>& gate) const {
+    const Vec<float> p = value * gate;
+    return {p, fma(lost, gate, fma(value, gate, -p))};
+  }
+  SCANRNN_HD Gain unless(bool cut) const {
+    return {SCANRNN_ISA::unless(cut, value), SCANRNN_ISA::unless(cut, lost)};
+  }
+  /// Whether no lane has left the range in which what was lost is known.
+  SCANRNN_HD bool is_exact() const {
+    const auto size = (Vec<float>::Bits)absolute(value).v;
+    return !any(Mask<float>{(size < (27 << 23)) | (size >= (254 << 23))});  // 2^-100 to 2^127
+  }
+  SCANRNN_HD Doubles widen() const {
+    // Where the product overflows, nothing is known of its roundings.
+    const Vec<float> zero = {};
+    const Doubles p = SCANRNN_ISA::widen(value);
+    const Doubles l = SCANRNN_ISA::widen(select(annihilates(lost, zero), zero, lost));
+    return {p.low + l.low, p.high + l.high};
+  }
+  static SCANRNN_HD Gain load(const double* row, std::ptrdiff_t) {
+    const float* p = reinterpret_cast<const float*>(row);
+    return {SCANRNN_ISA::load(p), SCANRNN_ISA::load(p + Vec<float>::lanes)};
+  }
+  SCANRNN_HD void store(double* row, std::ptrdiff_t) const {
+    float* p = reinterpret_cast<float*>(row);
+    SCANRNN_ISA::store(p, value);
+    SCANRNN_ISA::store(p + Vec<float>::lanes, lost);
+  }
+};
+#endif
 
 }  // namespace scanrnn::cpu::SCANRNN_ISA

@@ -93,14 +93,11 @@ class Tracer : public cpu::UnitObserver {
   }
 
  private:
+  // Maps are in double precision, whatever the scan's type.
   Value lane(const void* vector, Index d) const {
     const bool imaginary = p_.accumulation == DType::c64 || p_.accumulation == DType::c128;
-    const auto read = [&](const auto* scalars) {
-      return Value(scalars[d], imaginary ? scalars[unit_.plane + d] : 0);
-    };
-    const bool single = p_.accumulation == DType::f32 || p_.accumulation == DType::c64;
-    return single ? read(static_cast<const float*>(vector))
-                  : read(static_cast<const double*>(vector));
+    const double* scalars = static_cast<const double*>(vector);
+    return Value(scalars[d], imaginary ? scalars[unit_.plane + d] : 0);
   }
 
   // The segment of `leaves` leaves that ends with leaf `index`.

@@ -11,10 +11,10 @@ void add_scan(InstructionSet& set) {
   set.scan[1] = Leaf<ScanCell, Vec<double>>::kernels();
   set.scan[2] = Leaf<ScanCell, Complex<Vec<float>>>::kernels();
   set.scan[3] = Leaf<ScanCell, Complex<Vec<double>>>::kernels();
-  set.map[0] = Maps<Vec<float>>::kernels();
-  set.map[1] = Maps<Vec<double>>::kernels();
-  set.map[2] = Maps<Complex<Vec<float>>>::kernels();
-  set.map[3] = Maps<Complex<Vec<double>>>::kernels();
+  set.map[0] = Maps<Vec<float>, Vec<double>>::kernels();
+  set.map[1] = Maps<Vec<double>, Vec<double>>::kernels();
+  set.map[2] = Maps<Complex<Vec<float>>, Complex<Vec<double>>>::kernels();
+  set.map[3] = Maps<Complex<Vec<double>>, Complex<Vec<double>>>::kernels();
 }
 
 }  // namespace scanrnn::cpu::SCANRNN_ISA
