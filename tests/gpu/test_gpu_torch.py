@@ -4,9 +4,7 @@
 import contextlib
 import gc
 import itertools
-import statistics
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -471,7 +469,7 @@ def test_m02_devices_must_agree(cuda):
         srt.scan(cpu, x)
     with pytest.raises(ValueError, match="a is on cuda:0, expected the CPU"):
         srt.scan(x, cpu)
-    with pytest.raises(ValueError, match="h0 is on the CPU, expected cuda:0"):
+    with pytest.raises(ValueError, match="h0 is on device cpu, expected cuda:0"):
         srt.scan(x, x, torch.ones(2, 3))
     with pytest.raises(ValueError, match="r is on device cpu, expected cuda:0"):
         srt.sru(x, x, cpu)
@@ -563,7 +561,7 @@ def test_no_passes_beside_the_scan(cuda, layout):
     axis = {"bdt": -1, "tbd": 0}.get(layout, 1)
     a, x = (random(*shape.get(layout, (4, 5000, 64)), device=cuda) for _ in range(2))
     if layout == "strided":
-        a, x = a[..., 1:65], x[..., ::2]
+        a, x = a[..., 1:65], x[..., :128:2]
     h0 = leaf(random(*srt.scan(a, x, axis=axis, return_final=True)[1].shape, device=cuda))
     dh = torch.ones((), device=cuda).expand(x.shape)  # as h.sum().backward() gives it
     a, x = leaf(a), leaf(x)
@@ -594,7 +592,8 @@ def test_no_passes_beside_the_sru(cuda):
 
     names = kernels_of(both)
     assert all(is_ours(name) for name in names), names
-    assert len(names) <= 5, names
+    # Forward and backward clear the workspace and run; then a sum for each of the two biases.
+    assert len(names) <= 6, names
 
 
 def peak(f):
@@ -626,34 +625,43 @@ def test_p05_memory(cuda, shape):
     assert extra <= 1.05 * 3 * one  # h, da and dx
 
 
-def overhead(f, reference, calls=200, rounds=15):
-    """Median host time of a call beyond that of another, in microseconds."""
+#: Median host time of a small scan beyond that of an empty operator with the same signature.
+OVERHEAD = """
+import statistics, time
+import scanrnn.torch as srt
+import torch
 
-    def measure(g):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            g()
-        return (time.perf_counter() - start) / calls * 1e6
+a, x = torch.rand(2, 1, 16, 8, device="cuda")
+outputs = srt.scan(a, x, return_final=True)
+schema = str(torch.ops.scanrnn.scan.default._schema)
+library = torch.library.Library("scanrnn_tests", "DEF")
+library.define("empty" + schema[schema.index("(") :])
+library.impl("empty", lambda *_: outputs, "CUDA")
+empty = torch.ops.scanrnn_tests.empty.default
 
-    measure(f)
-    measure(reference)
-    return statistics.median(measure(f) - measure(reference) for _ in range(rounds))
+def measure(f, calls=200):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        f()
+    return (time.perf_counter() - start) / calls * 1e6
+
+def beyond_empty():
+    taken = measure(lambda: srt.scan(a, x))
+    return taken - measure(lambda: empty(a, x, None, None, None, None, False, False))
+
+with torch.no_grad():
+    beyond_empty()
+    print(statistics.median(beyond_empty() for _ in range(15)))
+"""
 
 
-def test_call_overhead(cuda):
-    """A small forward call takes no more than 10 us beyond an empty operator of its signature."""
-    library = torch.library.Library("scanrnn_tests", "DEF")
-    schema = str(torch.ops.scanrnn.scan.default._schema)
-    library.define("empty" + schema[schema.index("(") :])
-    a, x = random(1, 16, 8, device=cuda), random(1, 16, 8, device=cuda)
-    outputs = srt.scan(a, x, return_final=True)
-    library.impl("empty", lambda *_: outputs, "CUDA")
-    empty = torch.ops.scanrnn_tests.empty.default
-    with torch.no_grad():
-        taken = overhead(
-            lambda: srt.scan(a, x), lambda: empty(a, x, None, None, None, None, False, False)
-        )
+def test_call_overhead(cuda, run_python):
+    """A small forward call takes no more than 10 us beyond an empty operator of its signature.
+
+    In a process of its own: the profiler, once it ran, slows down every launch.
+    """
+    taken = float(run_python(OVERHEAD))
     print(f"scan forward: {taken:.1f} us")
     assert taken <= 12  # 10, and the noise of a shared machine
 
