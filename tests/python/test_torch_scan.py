@@ -466,6 +466,50 @@ def test_i03_conjugate_and_negative_views():
     torch.testing.assert_close(gradients([h], [z]), gradients([-scan(0.5, z.imag)], [z]))
 
 
+def test_i03_whoever_watches_sees_the_operator():
+    """The plainest call leaves out PyTorch's dispatcher, but not where that has more to do."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    op, seen = torch.ops.scanrnn.scan.default, []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Subclass(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    a, x = torch.rand(2, 5, 3), torch.randn(2, 5, 3)
+    want = scan(a, x)
+    for mode in (Dispatch, Functions):
+        seen.clear()
+        with mode():
+            h = scan(a, x)
+        assert op in seen
+        assert torch.equal(h, want)
+    for pair in ((a.as_subclass(Subclass), x), (a, x.as_subclass(Subclass))):
+        seen.clear()
+        h = scan(*pair)
+        assert op in seen
+        assert type(h) is Subclass
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        scan(a, x)
+    assert "scanrnn::scan" in [e.name for e in profile.events()]
+    z = torch.randn(2, 5, 3, dtype=torch.complex128)
+    assert torch.equal(scan(z.conj(), z.conj()), scan(z, z).conj())
+    assert torch.equal(scan(a.double(), z.conj().imag), -scan(a.double(), z.imag))
+
+
 def test_i03_tensors_without_data():
     from torch._subclasses import FakeTensorMode
 

@@ -134,7 +134,8 @@ def scan(
     plain = cu_seqlens is lengths is reset is None and padding_side == "right"
     if plain and axis == -2 and x.ndim == a.ndim == 3:
         # Most calls, and the operator's own layout.
-        h, final = _ops.scan(a, x, h0, None, None, None, reverse, False)
+        result = _ops.scan_directly(a, x, reverse, return_final) if h0 is None else None
+        h, final = result or _ops.scan(a, x, h0, None, None, None, reverse, False)
         return (h, final) if return_final else h
 
     layout = _Layout(fn, "x", x, axis)
