@@ -223,12 +223,18 @@ struct Along {
     };
     const int registers = Whole ? kRegisters : (count + Reg::lanes - 1) / Reg::lanes;
     Affine<R> m[kRegisters], whole;
-    Gain<R> gain = Gain<R>::of(Constant<R>::of(1));
+    if constexpr (Whole) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRegisters; ++r) {
-      m[r] = Whole || r < registers ? Step::map(access(r), cell) : identity<Affine<R>>();
-      gain = r == 0 ? Gain<R>::of(m[r].a) : gain.times(m[r].a);
+      for (int r = 0; r < kRegisters; ++r) m[r] = Step::map(access(r), cell);
+    } else {
+#pragma GCC unroll 1
+      for (int r = 0; r < kRegisters; ++r) {
+        m[r] = r < registers ? Step::map(access(r), cell) : identity<Affine<R>>();
+      }
     }
+    Gain<R> gain = Gain<R>::of(m[0].a);
+#pragma GCC unroll 8
+    for (int r = 1; r < kRegisters; ++r) gain = gain.times(m[r].a);
     const R start = Step::has_state ? Double::back(carry.state) : R{};
     R states[kRegisters];
     solve<Down, Step::has_state, kRegisters>(m, start, states, whole);
@@ -246,10 +252,16 @@ struct Along {
       }
       carry.pass(map);
     }
-#pragma GCC unroll 8
-    for (int r = 0; Step::has_state && r < kRegisters; ++r) {
-      if (!Whole && r >= registers) break;
+    if constexpr (!Step::has_state) return;
+    const auto finish = [&](int r) {
       Step::finish(access(r), cell, r == 0 ? start : states[r - 1], states[r], sum);
+    };
+    if constexpr (Whole) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRegisters; ++r) finish(r);
+    } else {
+#pragma GCC unroll 1
+      for (int r = 0; r < registers; ++r) finish(r);
     }
   }
 

@@ -735,12 +735,17 @@ class Worker {
     return {const_cast<void*>(rows.data), rows.stride};
   }
 
-  // Whether the rows that a leaf writes are all of the kind that stores past the caches take.
+  // Whether stores past the caches can take numbers from `p` on, `stride` scalars apart.
+  bool is_stream_aligned(const void* p, Index stride) const {
+    return reinterpret_cast<std::uintptr_t>(p) % kStreamAlignment == 0 &&
+           stride * static_cast<Index>(plan_.scalar) % kStreamAlignment == 0;
+  }
+
+  // Whether all the rows that a leaf writes of an operand go past the caches.
   bool goes_past_cache(const Operand& o, Index step) const {
     if (o.base == nullptr) return true;
     const Rows rows = output_rows(o, step, 0, true);
-    return o.direct && reinterpret_cast<std::uintptr_t>(rows.data) % kStreamAlignment == 0 &&
-           rows.stride * static_cast<Index>(plan_.scalar) % kStreamAlignment == 0;
+    return o.direct && is_stream_aligned(rows.data, rows.stride);
   }
 
   static char* at_lane(char* vector, Index lane, std::size_t scalar) {
@@ -780,9 +785,10 @@ class Worker {
     g.state = at_lane(state_, lane, plan_.scalar);
     g.map_a = at_lane(map_a_, lane, sizeof(double));
     g.map_x = at_lane(leaf_x_, lane, plan_.scalar);
+    bool past_cache = plan_.stream_out && in_place;
     if (!p_.backward) {
       g.out = output_rows(operands_[kOut], step, lane, in_place);
-      g.past_cache = plan_.stream_out && in_place && goes_past_cache(operands_[kOut], step);
+      g.past_cache = past_cache && goes_past_cache(operands_[kOut], step);
       return g;
     }
     g.dy = rows_of(operands_[kDy], step, lane, in_place);
@@ -805,11 +811,11 @@ class Worker {
     }
     for (int i = 0; i < p_.inputs; ++i) {
       g.din[i] = output_rows(operands_[kDin + i], step, lane, in_place);
-      g.past_cache = (i == 0 ? plan_.stream_out && in_place : g.past_cache) &&
-                     goes_past_cache(operands_[kDin + i], step);
+      past_cache = past_cache && goes_past_cache(operands_[kDin + i], step);
       g.sum[i] =
           sum_input_[i] < 0 ? nullptr : at_lane(leaf_sum_[sum_input_[i]], lane, plan_.scalar);
     }
+    g.past_cache = past_cache;
     return g;
   }
 
@@ -908,15 +914,13 @@ class Worker {
     g.past_cache = plan_.stream_out;
     for (int i = 0; i < outputs; ++i) {
       const Operand& o = operands_[first_output + i];
-      void* to = o.base == nullptr  ? nullptr
+      char* to = o.base == nullptr  ? nullptr
                  : is_run_direct(o) ? run_address(o, step, steps)
                                     : o.buffer;
       (p_.backward ? g.din[i] : g.out) = to;
-      const std::size_t first = g.descending ? static_cast<std::size_t>(steps) * plan_.scalar : 0;
-      if (to == o.buffer ||
-          (reinterpret_cast<std::uintptr_t>(to) + first) % kStreamAlignment != 0) {
-        g.past_cache = false;
-      }
+      // Registers start where the recurrence does, at the run's end if it goes down.
+      const char* start = g.descending ? to + steps * static_cast<Index>(plan_.scalar) : to;
+      if (to != nullptr && (to == o.buffer || !is_stream_aligned(start, 0))) g.past_cache = false;
       if (p_.backward && sum_input_[i] >= 0) g.sum[i] = leaf_sum_[sum_input_[i]];
     }
     const RunKernels& kernels = kernels_.along;
@@ -1272,7 +1276,8 @@ void execute(const Problem& problem, const CellKernels& cell, const InstructionS
     plan = make_plan(problem, cell, plan.threads - 1);
   }
   if (plan.total_bytes > workspace.bytes || workspace.data == nullptr) {
-    throw InvalidArgument("workspace has " + std::to_string(workspace.bytes) + " bytes, expected " +
+    throw InvalidArgument(std::string(problem.call) + ": workspace has " +
+                          std::to_string(workspace.bytes) + " bytes, expected " +
                           std::to_string(plan.total_bytes));
   }
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace.data);

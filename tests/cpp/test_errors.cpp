@@ -491,29 +491,30 @@ CASE(sru_backward_arguments) {
 }
 
 CASE(workspaces_too_small) {
-  const auto check = [](auto& call, std::size_t bytes, auto run) {
-    const std::string expected = ", expected " + std::to_string(bytes);
+  const auto check = [](const std::string& name, auto& call, std::size_t bytes, auto run) {
+    const std::string given = name + ": workspace has ";
+    const std::string expected = " bytes, expected " + std::to_string(bytes);
     std::vector<char> memory(bytes);
-    CHECK_THROWS(run(call.call, Workspace{}), InvalidArgument, "workspace has 0 bytes" + expected);
+    CHECK_THROWS(run(call.call, Workspace{}), InvalidArgument, given + "0" + expected);
     CHECK_THROWS(run(call.call, (Workspace{memory.data(), bytes - 1})), InvalidArgument,
-                 "workspace has " + std::to_string(bytes - 1) + " bytes" + expected);
+                 given + std::to_string(bytes - 1) + expected);
     CHECK_THROWS(run(call.call, (Workspace{nullptr, bytes})), InvalidArgument,
-                 "workspace has " + std::to_string(bytes) + " bytes" + expected);
+                 given + std::to_string(bytes) + expected);
     CHECK(call.untouched());
     run(call.call, {memory.data(), bytes});
     CHECK(!call.untouched());
   };
   Scan scan;
-  check(scan, scan_forward_workspace_bytes(scan.call),
+  check("scan", scan, scan_forward_workspace_bytes(scan.call),
         [](const ScanForward& call, Workspace w) { scan_forward(call, w); });
   ScanBack back;
-  check(back, scan_backward_workspace_bytes(back.call),
+  check("scan backward", back, scan_backward_workspace_bytes(back.call),
         [](const ScanBackward& call, Workspace w) { scan_backward(call, w); });
   Sru sru;
-  check(sru, sru_forward_workspace_bytes(sru.call),
+  check("sru", sru, sru_forward_workspace_bytes(sru.call),
         [](const SruForward& call, Workspace w) { sru_forward(call, w); });
   SruBack sru_back;
-  check(sru_back, sru_backward_workspace_bytes(sru_back.call),
+  check("sru backward", sru_back, sru_backward_workspace_bytes(sru_back.call),
         [](const SruBackward& call, Workspace w) { sru_backward(call, w); });
 }
 
