@@ -101,7 +101,11 @@ struct Along {
       return is_whole() ? Reg::load(p, g.plane) : Reg::load_some(p, g.plane, first_lane(), count);
     }
     SCANRNN_HD R read(const void* array) const {
-      return read_at(static_cast<const S*>(array) + at);
+      const S* p = static_cast<const S*>(array) + at;
+      // A block is more work than the processor looks ahead: (1, 2^22, 1) on one thread 2.5 to 2.3.
+      constexpr int ahead = (Down ? -2048 : 2048) / static_cast<int>(sizeof(S));
+      if (Whole) __builtin_prefetch(p + ahead);
+      return read_at(p);
     }
     SCANRNN_HD R read_previous() const {
       return read_at(at == g.edge ? static_cast<const S*>(g.c_edge)
