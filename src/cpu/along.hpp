@@ -30,6 +30,7 @@ struct Along {
   struct Carry {
     D state;
     Affine<D> map;
+    R states;  ///< of the last register, as they were written
 
     SCANRNN_HD void pass(const Affine<D>& by) {
       state = fma(by.a, state, by.x);
@@ -257,6 +258,7 @@ struct Along {
       carry.pass(map);
     }
     if constexpr (!Step::has_state) return;
+    carry.states = states[registers - 1];
     const auto finish = [&](int r) {
       Step::finish(access(r), cell, r == 0 ? start : states[r - 1], states[r], sum);
     };
@@ -301,7 +303,7 @@ struct Along {
   template <class Step, bool Down>
   static SCANRNN_HD void steps(const RunArgs& g) {
     const Cell cell = *static_cast<const Cell*>(g.cell);
-    Carry carry = {D{}, identity<Affine<D>>()};
+    Carry carry = {D{}, identity<Affine<D>>(), R{}};
     if (Step::has_state) {
       carry.state = Double::spread(Reg::splat(static_cast<const S*>(g.state), g.state_plane), 0);
     }
@@ -314,7 +316,10 @@ struct Along {
       block<Step, true, Down>(g, cell, start, kBlockSteps, carry, sum);
     }
     if (start < g.steps) block<Step, false, Down>(g, cell, start, g.steps - start, carry, sum);
-    if (Step::has_state) put(g.state, g.state_plane, Double::back(carry.state));
+    if (Step::has_state) {
+      const int lane = (g.steps - 1) % Reg::lanes;
+      put(g.state, g.state_plane, spread(carry.states, Down ? Reg::lanes - 1 - lane : lane));
+    }
     if (Step::has_map) {
       Register<D>::store_some(static_cast<double*>(g.map_a), g.state_plane, carry.map.a, 0, 1);
       put(g.map_x, g.state_plane, Double::back(carry.map.x));

@@ -232,7 +232,23 @@ struct Tracked {
   }
 };
 
+// Each sequence ends in the state that was written for its last step.
+void check_ends(const Inputs& in, const Outputs& out) {
+  if (!out.final_state || accumulation_dtype(in.dtype) != in.dtype) return;
+  Index wrong = 0;
+  for (Index n = 0; n < in.sequences(); ++n) {
+    Index row = -1, last = 0;
+    in.plane.each_step(n, false, [&](Index b, Index t) { row = b, last = t; });
+    for (Index d = 0; row >= 0 && d < in.channels; ++d) {
+      const Value given = out.final_state.get(0, n, d), expected = out.h.get(row, last, d);
+      wrong += given.re != expected.re || given.im != expected.im;
+    }
+  }
+  CHECK_EQUAL(wrong, 0);
+}
+
 void check_forward(const Inputs& in, const Outputs& out) {
+  check_ends(in, out);
   const Index D = in.channels, T = in.time();
   Expected h(in.batch() * T * D), last(in.sequences() * D);
   for (Index n = 0; n < in.sequences(); ++n) {
@@ -913,15 +929,15 @@ CASE(as_accurate_as_a_serial_loop) {
     forward.a = a.in<3>();
     forward.x = x.in<3>();
     forward.h = h.out<3>();
-    Lent lent(scan_forward_workspace_bytes(forward));
-    scan_forward(forward, lent.workspace());
+    Lent lent(scan_forward_workspace_bytes(forward, kTarget));
+    lent.run(scan_forward, forward);
     ScanBackward backward;
     backward.a = a.in<3>();
     backward.h = h.in<3>();
     backward.dh = x.in<3>();
     backward.dx = dx.out<3>();
-    Lent also_lent(scan_backward_workspace_bytes(backward));
-    scan_backward(backward, also_lent.workspace());
+    Lent also_lent(scan_backward_workspace_bytes(backward, kTarget));
+    also_lent.run(scan_backward, backward);
     for (const bool back : {false, true}) {
       double error = 0, serial_error = 0;
       for (Index d = 0; d < channels; ++d) {
@@ -939,7 +955,7 @@ CASE(as_accurate_as_a_serial_loop) {
       }
       const Note note((back ? "backward: error " : "forward: error ") + std::to_string(error) +
                       ", serial " + std::to_string(serial_error));
-      CHECK(error <= 2 * serial_error);
+      CHECK(error <= (kOnGpu ? 4 : 2) * serial_error);  // maps merge in float32 there
     }
   };
   const Layout& columns = kLayouts[2];
