@@ -76,8 +76,8 @@ struct Args {
   int levels = 0;               ///< of the tree between tiles; 0: no sequence has two
 
   unsigned* ticket = nullptr;
-  uint4* nodes = nullptr;  ///< (tile_items, groups, lanes) nodes
-  char* sums = nullptr;    ///< (slots, tile_items, groups, lanes), accumulation type
+  unsigned long long* nodes = nullptr;  ///< (tile_items, groups, lanes) nodes
+  char* sums = nullptr;                 ///< (slots, tile_items, groups, lanes), accumulation type
   bool is_direct = false;  ///< rows: all outputs are written 16 bytes at a time, whole lines
   bool has_wide = false;   ///< some gradient is written in the accumulation type
   signed char sum_slot[kMaxInputs];  ///< of inputs whose gradient is summed over time, else -1

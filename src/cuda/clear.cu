@@ -8,21 +8,24 @@ namespace {
 
 constexpr int kMostBlocks = 1024;
 
-__global__ void __launch_bounds__(kThreads) clear(uint4* data, std::size_t count) {
+__global__ void __launch_bounds__(kThreads)
+    clear(unsigned* ticket, uint4* nodes, std::size_t count) {
   start_dependents();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *ticket = 0;
   for (std::size_t i = blockIdx.x * static_cast<std::size_t>(kThreads) + threadIdx.x; i < count;
        i += gridDim.x * static_cast<std::size_t>(kThreads)) {
-    data[i] = make_uint4(0, 0, 0, 0);
+    nodes[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
   }
 }
 
 }  // namespace
 
-cudaError_t launch_clear(void* data, std::size_t bytes, cudaStream_t stream) {
-  const std::size_t count = bytes / sizeof(uint4);
+cudaError_t launch_clear(unsigned* ticket, void* nodes, std::size_t node_bytes,
+                         cudaStream_t stream) {
+  const std::size_t count = node_bytes / sizeof(uint4);
   const std::size_t blocks = (count + kThreads - 1) / kThreads;
   clear<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0,
-          stream>>>(static_cast<uint4*>(data), count);
+          stream>>>(ticket, static_cast<uint4*>(nodes), count);
   return cudaGetLastError();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Zeroes the part of a workspace that tiles exchange through.
+// Clears the part of a workspace that tiles exchange through.
 #pragma once
 
 #include <driver_types.h>
@@ -8,8 +8,10 @@
 
 namespace scanrnn::cuda {
 
-/// `bytes` is a multiple of 16. A kernel that is launched behind this one with programmatic stream
-/// serialization may start while it runs, and waits for it by await_clearing().
-cudaError_t launch_clear(void* data, std::size_t bytes, cudaStream_t stream);
+/// Sets the ticket to zero and all bits of the nodes, a multiple of 16 bytes of them. A kernel that
+/// is launched behind this one with programmatic stream serialization may start while it runs, and
+/// waits for it by await_clearing().
+cudaError_t launch_clear(unsigned* ticket, void* nodes, std::size_t node_bytes,
+                         cudaStream_t stream);
 
 }  // namespace scanrnn::cuda

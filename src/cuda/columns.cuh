@@ -25,7 +25,10 @@ struct ColumnPass : Pass<Cell, kBackward> {
   /// Warps of a block; a device with less shared memory runs fewer.
   static constexpr int warps = column_warps(Base::slots + (Base::recomputes ? 1 : 0));
   static constexpr int wanted_blocks = 216 * 1024 / (warps * warp_bytes + 2 * 1024);
-  static constexpr int most_blocks = 1024 / (warps * kWarp);
+  // Fewer than fit, where threads need the registers more.
+  static constexpr int most_threads =
+      sizeof(T) == 16 ? 512 : (sizeof(T) == 2 && kBackward ? 768 : 1024);
+  static constexpr int most_blocks = most_threads / (warps * kWarp);
   static constexpr int blocks =
       wanted_blocks < 1 ? 1 : (wanted_blocks < most_blocks ? wanted_blocks : most_blocks);
 };
@@ -35,22 +38,21 @@ __device__ __forceinline__ bool is_aligned(const char* p) {
   return (reinterpret_cast<unsigned long long>(p) & (kVectorBytes - 1)) == 0;
 }
 
-/// Copies one channel's rows [low, high) into a slot, from element `first` of it on.
+/// Copies one channel's rows [low, high) into a slot.
 template <class T>
 __device__ __forceinline__ void stage_column(const Steps& s, const char* base, int low, int high,
-                                             int first, char* slot, int lane) {
+                                             char* slot, int lane) {
   constexpr int W = kWidth<T>, kBytes = static_cast<int>(sizeof(T));
   int done = low;  // rows [low, done) are copied
   if (s.vector && is_aligned(base)) {
     const int begin = (low + W - 1) / W, end = high / W;
 #pragma unroll 4
     for (int c = begin + lane; c < end; c += kWarp) {
-      copy_async<kVectorBytes>(slot + swizzled(first / W + c) * kVectorBytes,
-                               base + c * kVectorBytes);
+      copy_async<kVectorBytes>(slot + swizzled(c) * kVectorBytes, base + c * kVectorBytes);
     }
     if (end >= begin) {  // what no whole vector holds, at either end
       if (low + lane < begin * W) {
-        copy_async<kBytes>(slot + element_offset<T>(first + low + lane),
+        copy_async<kBytes>(slot + element_offset<T>(low + lane),
                            base + (low + lane) * s.time * kBytes);
       }
       done = end * W;
@@ -58,25 +60,25 @@ __device__ __forceinline__ void stage_column(const Steps& s, const char* base, i
   }
 #pragma unroll 4
   for (int r = done + lane; r < high; r += kWarp) {
-    copy_async<kBytes>(slot + element_offset<T>(first + r), base + r * s.time * kBytes);
+    copy_async<kBytes>(slot + element_offset<T>(r), base + r * s.time * kBytes);
   }
 }
 
 template <class T>
 __device__ __forceinline__ void write_column(const Steps& s, char* base, int low, int high,
-                                             int first, const char* slot, int lane) {
+                                             const char* slot, int lane) {
   constexpr int W = kWidth<T>, kBytes = static_cast<int>(sizeof(T));
   int done = low;
   const auto write = [&](int r) {
     *reinterpret_cast<T*>(base + r * s.time * kBytes) =
-        *reinterpret_cast<const T*>(slot + element_offset<T>(first + r));
+        *reinterpret_cast<const T*>(slot + element_offset<T>(r));
   };
   if (s.vector && is_aligned(base)) {
     const int begin = (low + W - 1) / W, end = high / W;
 #pragma unroll 4
     for (int c = begin + lane; c < end; c += kWarp) {
-      store_streaming(base + c * kVectorBytes, *reinterpret_cast<const uint4*>(
-                                                   slot + swizzled(first / W + c) * kVectorBytes));
+      store_streaming(base + c * kVectorBytes,
+                      *reinterpret_cast<const uint4*>(slot + swizzled(c) * kVectorBytes));
     }
     if (end >= begin) {
       if (low + lane < begin * W) write(low + lane);
@@ -87,8 +89,35 @@ __device__ __forceinline__ void write_column(const Steps& s, char* base, int low
   for (int r = done + lane; r < high; r += kWarp) write(r);
 }
 
-/// How a leaf is run. A plain one is nothing but full: all its steps are there, without a reset or
-/// the end of the pass. It goes up or down in memory.
+/// Calls `chunk(from, to)` or `element(from, to)` for all of rows [low, high) of the first channels
+/// of a tile: bytes from row 0 of the first one on, and bytes into a slot. The lanes of a warp
+/// share what the channels have together.
+template <class T, class Chunk, class Element>
+__device__ __forceinline__ void each_of_columns(const Steps& s, const char* base, int low, int high,
+                                                int rows, int channels, int lane, Chunk&& chunk,
+                                                Element&& element) {
+  constexpr int W = kWidth<T>, kBytes = static_cast<int>(sizeof(T));
+  const int count = high - low;
+  if (count <= 0) return;
+  const bool in_chunks = s.vector && is_aligned(base + low * kBytes) && count % W == 0 &&
+                         low % W == 0 && s.channel * kBytes % kVectorBytes == 0;
+  const int pieces = in_chunks ? count / W : count;
+  const int pieces_log2 = pieces > 1 ? 32 - __clz(pieces - 1) : 0;
+#pragma unroll 2
+  for (int e = lane; e < channels << pieces_log2; e += kWarp) {
+    const int c = e >> pieces_log2, i = e & ((1 << pieces_log2) - 1);
+    if (i >= pieces) continue;
+    if (in_chunks) {
+      chunk(c * s.channel * kBytes + low * kBytes + i * kVectorBytes,
+            swizzled((c * rows + low) / W + i) * kVectorBytes);
+    } else {
+      element((c * s.channel + (low + i) * s.time) * kBytes, element_offset<T>(c * rows + low + i));
+    }
+  }
+}
+
+/// How a leaf is run. A plain one is nothing but full: all its steps are there, without a reset. It
+/// goes up or down in memory.
 enum class ColumnMode { general, plain_up, plain_down };
 template <ColumnMode kMode>
 inline constexpr bool kIsPlainColumn = kMode != ColumnMode::general;
@@ -99,6 +128,9 @@ struct ColumnLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
   static constexpr int W = kWidth<T>, kLeaf = P::leaf;
+  /// A cell with many inputs unrolled would not fit into the instruction cache.
+  template <ColumnMode kMode>
+  static constexpr int kUnrolled = kIsPlainColumn<kMode> && P::slots <= 3 ? kLeaf / W : 1;
 
   const Args& g;
   const Tile& t;
@@ -170,7 +202,7 @@ struct ColumnLeaf {
            g.reset[t.row * g.reset_batch + (t.position + r) * g.reset_time] != 0;
   }
   __device__ __forceinline__ ColumnMode mode() const {
-    if (valid != kAllLanes >> (32 - kLeaf) || resets != 0 || entry_cut || last >= 0 || g.has_wide) {
+    if (valid != kAllLanes >> (32 - kLeaf) || resets != 0 || entry_cut || g.has_wide) {
       return ColumnMode::general;
     }
     return ascending ? ColumnMode::plain_up : ColumnMode::plain_down;
@@ -259,7 +291,9 @@ struct ColumnLeaf {
       entry_cut = is_reset(before);
     }
     if constexpr (P::reads_states) {
-      if (is_inside(after) != outside && t.in_sequence(after)) {
+      if (outside && !t.in_sequence(after)) {
+        next_state = load_state<T>(g.initial, t.sequence, channel);
+      } else if (is_inside(after) != outside) {
         next_state =
             outside ? read_outside(P::states_slot, after) : read_row(P::states_slot, after);
       }
@@ -269,7 +303,7 @@ struct ColumnLeaf {
   /// The maps of the steps, in the order of time, which a backward pass goes against.
   template <ColumnMode kMode, class F>
   __device__ __forceinline__ void each_step_in_time(F&& take) const {
-#pragma unroll 2
+#pragma unroll 1
     for (int i = kLeaf - W; i >= 0; i -= W) {
       A in[P::inputs][W];
       read_inputs<kMode>(Cell::map_inputs, i, in);
@@ -315,8 +349,9 @@ struct ColumnLeaf {
   template <ColumnMode kMode>
   __device__ __forceinline__ void map_in_pass(Affine<A>& map, bool& cut) const {
     A gain = entry_gain;
+    GainProduct<T> gains;
     bool reset = !kIsPlainColumn<kMode> && entry_cut;
-#pragma unroll(kIsPlainColumn<kMode> ? kLeaf / W : 1)
+#pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; i += W) {
       if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
       A in[P::inputs][W], dy[W], after[W];
@@ -342,10 +377,11 @@ struct ColumnLeaf {
           step = cell.step(in_v);
         }
         map.x = reset ? step.x : fma(step.a, map.x, step.x);
-        map.a = product(map.a, step.a);
+        gains.times(step.a);
         if (P::backward) reset = resets_at<kMode>(i + v);
       }
     }
+    map.a = gains.value();
   }
 
   /// Runs the leaf from `state` on; what the pass writes goes to the slots. `leave` is where the
@@ -362,7 +398,7 @@ struct ColumnLeaf {
  private:
   template <ColumnMode kMode>
   __device__ __forceinline__ void finish_forward(A state, A& leave) {
-#pragma unroll(kIsPlainColumn<kMode> ? kLeaf / W : 1)
+#pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; i += W) {
       if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
       A in[P::inputs][W], out[W];
@@ -380,6 +416,7 @@ struct ColumnLeaf {
       }
       write<kMode>(0, i, out);
     }
+    if (kIsPlainColumn<kMode>) leave = state;
   }
 
   template <ColumnMode kMode>
@@ -387,7 +424,7 @@ struct ColumnLeaf {
     const A zero = Constant<A>::of(0);
     A gain = entry_gain;
     bool reset = !kIsPlainColumn<kMode> && entry_cut;
-#pragma unroll(kIsPlainColumn<kMode> && !P::recomputes ? kLeaf / W : 1)
+#pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; i += W) {
       if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
       A in[P::inputs][W], dy[W], after[W], before[W], din[P::inputs][W];
@@ -445,6 +482,7 @@ struct ColumnLeaf {
         }
       }
     }
+    if (kIsPlainColumn<kMode>) leave = product(gain, state);
   }
 };
 
@@ -489,25 +527,31 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
 
   const Index channel0 = t.group * held;
   const int channels = static_cast<int>(min(static_cast<Index>(held), g.channels - channel0));
-  const auto base_of = [&](const Steps& s, int c) {
-    return s.data + (t.row * s.batch + t.position * s.time + (channel0 + c) * s.channel) *
+  const auto base_of = [&](const Steps& s) {
+    return s.data + (t.row * s.batch + t.position * s.time + channel0 * s.channel) *
                         static_cast<Index>(sizeof(T));
   };
 
   // --- stage -----------------------------------------------------------------------------------
   const int low = t.low, high = t.high;
-  for (int c = 0; c < channels; ++c) {
-#pragma unroll
-    for (int s = 0; s < P::slots; ++s) {
-      const Steps& array = staged_array<P>(g, s);
-      char* const slot = slots + s * P::slot_bytes;
-      if (array.data != nullptr) {
-        stage_column<T>(array, base_of(array, c), low, high, c * rows, slot, lane);
-      } else {
-        for (int i = lane; i < rows / kWidth<T>; i += kWarp) {
-          reinterpret_cast<uint4*>(slot)[c * rows / kWidth<T> + i] = make_uint4(0, 0, 0, 0);
-        }
+#pragma unroll(P::slots > 3 ? 1 : P::slots)
+  for (int s = 0; s < P::slots; ++s) {
+    const Steps& array = staged_array<P>(g, s);
+    char* const slot = slots + s * P::slot_bytes;
+    if (array.data == nullptr) {
+      for (int i = lane; i < P::slot_bytes / kVectorBytes; i += kWarp) {
+        reinterpret_cast<uint4*>(slot)[i] = make_uint4(0, 0, 0, 0);
       }
+    } else if (held == 1) {
+      stage_column<T>(array, base_of(array), low, high, slot, lane);
+    } else {
+      const char* const base = base_of(array);
+      each_of_columns<T>(
+          array, base, low, high, rows, channels, lane,
+          [&](Index from, int to) { copy_async<kVectorBytes>(slot + to, base + from); },
+          [&](Index from, int to) {
+            copy_async<static_cast<int>(sizeof(T))>(slot + to, base + from);
+          });
     }
   }
 
@@ -568,11 +612,11 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   if (place == 0) before = {identity<Affine<A>>(), false};
 
   if (g.levels > 0) {  // then a warp holds one channel
-    constexpr Index kWords = Node<A>::words;
+    constexpr Index kWords = column_node_words(Node<A>::words, sizeof(T));
     const bool is_idle = low >= high;
     const Index stride = g.groups * kWords;
-    const uint4* const nodes = g.nodes + (t.first_item * g.groups + t.group) * kWords;
-    uint4* const own_node = g.nodes + (t.item * g.groups + t.group) * kWords;
+    const Word* const nodes = g.nodes + (t.first_item * g.groups + t.group) * kWords;
+    Word* const own_node = g.nodes + (t.item * g.groups + t.group) * kWords;
     int closed = 0;  // levels at which this tile is the last child
     while (!is_idle && digit_of(t.number, closed) == kRadix - 1) ++closed;
     if (closed == 0 && lane == 0) Node<A>::publish(own_node, own);
@@ -586,7 +630,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
       const int level = level0 + kAtOnce - 1 - lane / kRadix;
       const int child = lane % kRadix;
       const bool wanted = child < digit_of(t.number, level);
-      const uint4* const at = nodes + (wanted ? node_tile(t.number, level, child) * stride : 0);
+      const Word* const at = nodes + (wanted ? node_tile(t.number, level, child) * stride : 0);
       Node<A> node;
       bool ready = !wanted;
       if (wanted) {
@@ -640,27 +684,37 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
           state;
     }
   }
-  A unused;
+  A leave = state;  // a sequence without steps ends as it began
   if (mode == ColumnMode::plain_up) {
-    leaf.template finish<ColumnMode::plain_up>(state, unused);
+    leaf.template finish<ColumnMode::plain_up>(state, leave);
   } else if (mode == ColumnMode::plain_down) {
-    leaf.template finish<ColumnMode::plain_down>(state, unused);
+    leaf.template finish<ColumnMode::plain_down>(state, leave);
   } else {
-    A leave = state;  // a sequence without steps ends as it began
     leaf.template finish<ColumnMode::general>(state, leave);
-    const bool is_empty = t.length == 0 && t.number == 0 && place == 0 && leaf.has_channel;
-    if (is_empty || leaf.last >= 0) store_state<T>(g.leave, t.sequence, leaf.channel, leave);
   }
+  const bool is_empty = t.length == 0 && t.number == 0 && place == 0 && leaf.has_channel;
+  if (is_empty || leaf.last >= 0) store_state<T>(g.leave, t.sequence, leaf.channel, leave);
   __syncwarp();
 
-  const auto write_out = [&](const Steps& s, int slot) {
+  const auto write_out = [&](const Steps& s, int slot_number) {
     if (s.data == nullptr) return;
+    const char* const slot = slots + slot_number * P::slot_bytes;
+    if (!s.wide && held == 1) {
+      write_column<T>(s, base_of(s), low, high, slot, lane);
+    } else if (!s.wide) {
+      char* const base = base_of(s);
+      each_of_columns<T>(
+          s, base, low, high, rows, channels, lane,
+          [&](Index to, int from) {
+            store_streaming(base + to, *reinterpret_cast<const uint4*>(slot + from));
+          },
+          [&](Index to, int from) {
+            *reinterpret_cast<T*>(base + to) = *reinterpret_cast<const T*>(slot + from);
+          });
+    }
+    if (g.lengths == nullptr) return;
+    const Padding p = padding_of(g, t);
     for (int c = 0; c < channels; ++c) {
-      if (!s.wide) {
-        write_column<T>(s, base_of(s, c), low, high, c * rows, slots + slot * P::slot_bytes, lane);
-      }
-      if (g.lengths == nullptr) continue;
-      const Padding p = padding_of(g, t);
       for (Index r = p.begin + lane; r < p.end; r += kWarp) {
         store_element<T>(s.data, t.row * s.batch + r * s.time + (channel0 + c) * s.channel, s.wide,
                          zero);

@@ -246,6 +246,31 @@ __device__ __forceinline__ Affine<R> shuffle(const Affine<R>& m, int lane) {
   return {shuffle(m.a, lane), shuffle(m.x, lane)};
 }
 
+/// The product of a leaf's gains. In float32 what its roundings lose is carried along: with gates
+/// that are constant it is the same in every leaf, and would add up. (The 16-bit types' own
+/// rounding is far larger.)
+template <class T>
+struct GainProduct {
+  Acc<T> product = Constant<Acc<T>>::of(1);
+  __device__ __forceinline__ void times(const Acc<T>& gain) {
+    product = scanrnn::product(product, gain);
+  }
+  __device__ __forceinline__ Acc<T> value() const { return product; }
+};
+template <>
+struct GainProduct<float> {
+  float product = 1, lost = 0;
+  __device__ __forceinline__ void times(float gain) {
+    const float next = product * gain;
+    lost = fmaf(lost, gain, fmaf(product, gain, -next));
+    product = next;
+  }
+  __device__ __forceinline__ float value() const {
+    // An overflowed product has lost a NaN.
+    return lost - lost == 0 ? product + lost : product;
+  }
+};
+
 /// A map that may contain a reset: such a one forgets whatever comes before it, NaN too, which no
 /// gain of zero would.
 template <class R>

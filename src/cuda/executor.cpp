@@ -225,6 +225,11 @@ Plan make_plan(const Problem& p, int device) {
   Index lanes = 1;                     // channels of a tile
   int warps = kWarps;
   const Kernel* kernel = &kernels.serial;
+  // One leaf is one thread's work: without the tree around it, it gives the same bits sooner.
+  const int leaf = (plan.way == Way::rows ? kernels.rows : kernels.columns).leaf;
+  if (!packed && p.time <= leaf && std::getenv("SCANRNN_CUDA_KERNEL") == nullptr) {
+    plan.way = Way::serial;
+  }
   if (plan.way == Way::rows) {
     kernel = &kernels.rows;
     plan.prepared = &prepared.rows;
@@ -307,9 +312,10 @@ Plan make_plan(const Problem& p, int device) {
   };
   if (g.levels > 0) {
     take(sizeof(unsigned));
-    const Index words = static_cast<Index>(2 * accumulated / 8);
+    int words = static_cast<int>(2 * accumulated / sizeof(*g.nodes));
+    if (plan.way == Way::columns) words = column_node_words(words, size_of(p.dtype));
     plan.nodes_offset =
-        take(static_cast<std::size_t>(g.tile_items * g.groups * lanes * words) * sizeof(uint4));
+        take(static_cast<std::size_t>(g.tile_items * g.groups * lanes * words) * sizeof(*g.nodes));
     plan.cleared_bytes = plan.bytes;
   }
   const Index item_lanes = g.groups * lanes;
@@ -374,7 +380,7 @@ Plan make_plan(const Problem& p, int device) {
 void place(Plan& plan, char* base) {
   Args& g = plan.args;
   g.ticket = reinterpret_cast<unsigned*>(base);
-  g.nodes = reinterpret_cast<uint4*>(base + plan.nodes_offset);
+  g.nodes = reinterpret_cast<unsigned long long*>(base + plan.nodes_offset);
   g.sums = base + plan.sums_offset;
   for (int r = 0; r < plan.reductions; ++r) {
     char* from = base + plan.reduction[r].offset;
@@ -441,7 +447,8 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
       plan.prepared->fetch_or(bit, std::memory_order_relaxed);
     }
     if (plan.cleared_bytes > 0) {
-      error = launch_clear(plan.args.ticket, plan.cleared_bytes, stream);
+      error = launch_clear(plan.args.ticket, plan.args.nodes,
+                           plan.cleared_bytes - plan.nodes_offset, stream);
       if (error != cudaSuccess) fail(call, "clearing the workspace", target.index, error);
     }
     cudaLaunchConfig_t launch{};

@@ -42,18 +42,26 @@ struct RowPass : Pass<Cell, kBackward> {
     const bool by_leaf = Base::recomputes || across > kBandVectors;
     return (by_leaf ? kThreads / across : kWarps) * width;
   }
-  /// What a block is given beside its static part: slots, maps, states that the pass starts from.
+  /// Recomputed states, a leaf's one after the other for each thread.
+  static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
+    return Base::recomputes ? kThreads * leaf_steps * kWidth<T> * static_cast<int>(sizeof(Acc<T>))
+                            : 0;
+  }
+  /// What a block is given beside its static part: slots, recomputed states, maps, and the states
+  /// that the pass starts from.
   static constexpr int shared_bytes(int across, int leaf_steps) {
     const int width = across * kWidth<T>;
-    return staged_bytes(leaf_steps) +
+    return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
            maps(across, width) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
            width * static_cast<int>(sizeof(Acc<T>));
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
   static constexpr int blocks() {
-    if (sizeof(T) == 2) return 2;
-    return 224 * 1024 / (staged_bytes(leaf) + (Base::recomputes ? 16 : 8) * 1024);
+    // Eight channels a thread take more registers than three blocks leave, but for the plain scan.
+    if (sizeof(T) == 2 && (kBackward || Base::slots > 2)) return 2;
+    return 224 * 1024 /
+           (staged_bytes(leaf) + states_bytes(leaf) + (Base::recomputes ? 16 : 8) * 1024);
   }
 };
 
@@ -81,7 +89,7 @@ __device__ __forceinline__ void take_channel(const A (&in)[kInputs][W], int v, A
 }
 
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
-/// one line, without a reset or the end of the pass. What it writes goes straight to memory, or to
+/// one line, without a reset. What it writes goes straight to memory, or to
 /// the slots.
 enum class RowMode { general, plain_direct, plain_staged };
 
@@ -107,9 +115,10 @@ struct RowLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
   static constexpr int W = kWidth<T>, kLeaf = P::leaf;
-  /// Recomputed states are registers, which no loop can index.
+  /// A cell with many inputs unrolled would not fit into the instruction cache.
   template <RowMode kMode>
-  static constexpr int kUnrolled = kIsPlain<kMode> || P::recomputes ? kLeaf : 1;
+  static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4 ? 1
+                                                                    : (P::slots > 3 ? 2 : kLeaf);
 
   const Args& g;
   const Tile& t;
@@ -128,11 +137,11 @@ struct RowLeaf {
   A vector_in[P::inputs][W];
 
   // Backward.
-  A entry_gain[W];            // what the adjoint of the row before is multiplied by
-  bool entry_cut = false;     // whether it is dropped
-  A next_state[W];            // of the row after the leaf
-  A c_start[W], c[kLeaf][W];  // recomputed, in the order of time: before and after each step
-  A sum[P::inputs][W];        // of gradients
+  A entry_gain[W];         // what the adjoint of the row before is multiplied by
+  bool entry_cut = false;  // whether it is dropped
+  A next_state[W];         // of the row after the leaf
+  A c_start[W];            // recomputed: before the leaf in the order of time
+  A sum[P::inputs][W];     // of gradients
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, Index channel0, int tile_rows)
@@ -181,7 +190,7 @@ struct RowLeaf {
   }
   __device__ __forceinline__ RowMode mode() const {
     if (g.across_log2 != kBandVectorsLog2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
-        resets != 0 || entry_cut || last >= 0 || channels == 0 || g.has_wide) {
+        resets != 0 || entry_cut || channels == 0 || g.has_wide) {
       return RowMode::general;
     }
     return g.is_direct ? RowMode::plain_direct : RowMode::plain_staged;
@@ -267,7 +276,12 @@ struct RowLeaf {
       entry_cut = is_reset(before);
     }
     if constexpr (P::reads_states) {
-      if (is_inside(after) != outside && t.in_sequence(after)) {
+      if (outside && !t.in_sequence(after)) {
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          if (v < channels) next_state[v] = load_state<T>(g.initial, t.sequence, channel + v);
+        }
+      } else if (is_inside(after) != outside) {
         if (outside) {
           read_outside(P::states_slot, after, next_state);
         } else {
@@ -280,7 +294,7 @@ struct RowLeaf {
   /// The map of a step, in the order of time.
   template <RowMode kMode, class F>
   __device__ __forceinline__ void each_step_in_time(F&& take) const {
-#pragma unroll
+#pragma unroll(kUnrolled<kMode>)
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
       A in[P::inputs][W];
@@ -301,22 +315,27 @@ struct RowLeaf {
       map[v].a = product(map[v].a, step.a);
     });
   }
+  /// Where the recomputed state after step i is kept.
+  __device__ __forceinline__ A* state_of(int i) const {
+    return reinterpret_cast<A*>(slots + P::staged_bytes(g.leaf)) +
+           (i * kThreads + static_cast<int>(threadIdx.x)) * W;
+  }
   /// From c_start on.
   template <RowMode kMode>
-  __device__ __forceinline__ void recompute_states() {
+  __device__ __forceinline__ void recompute_states() const {
     A run[W];
 #pragma unroll
     for (int v = 0; v < W; ++v) run[v] = c_start[v];
     each_step_in_time<kMode>([&](int i, int v, const Affine<A>& step, bool reset) {
       run[v] = reset ? step.x : fma(step.a, run[v], step.x);
-      c[kLeaf - 1 - i][v] = run[v];
+      state_of(i)[v] = run[v];
     });
   }
   template <RowMode kMode>
   __device__ __forceinline__ void states_after(int i, A (&to)[W]) const {
     if constexpr (P::recomputes) {
 #pragma unroll
-      for (int v = 0; v < W; ++v) to[v] = c[kLeaf - 1 - i][v];
+      for (int v = 0; v < W; ++v) to[v] = state_of(i)[v];
     } else if constexpr (P::reads_states) {
       read<kMode>(P::states_slot, i, to);
     }
@@ -326,6 +345,7 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
     A gain[W];
+    GainProduct<T> gains[W];
     bool reset = !kIsPlain<kMode> && entry_cut;
     if constexpr (P::backward) {
 #pragma unroll
@@ -356,10 +376,12 @@ struct RowLeaf {
           step = cell.step(in_v);
         }
         map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
-        map[v].a = product(map[v].a, step.a);
+        gains[v].times(step.a);
       }
       if constexpr (P::backward) reset = resets_at<kMode>(i);
     }
+#pragma unroll
+    for (int v = 0; v < W; ++v) map[v].a = gains[v].value();
   }
 
   /// Where step 0 of the leaf lies in an output.
@@ -422,6 +444,10 @@ struct RowLeaf {
       }
       write<kMode>(g.out, out_at + i * out_step, 0, i, out);
     }
+    if constexpr (kIsPlain<kMode>) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) leave[v] = state[v];
+    }
   }
 
   template <RowMode kMode>
@@ -450,7 +476,7 @@ struct RowLeaf {
           before[v] = v < channels ? load_state<T>(g.initial, t.sequence, channel + v) : zero;
         }
       } else if (has_next) {
-        states_after<kMode>(i + 1 < kLeaf ? i + 1 : i, before);
+        states_after<kMode>(i + 1, before);
       } else {
 #pragma unroll
         for (int v = 0; v < W; ++v) before[v] = P::recomputes ? c_start[v] : next_state[v];
@@ -478,8 +504,18 @@ struct RowLeaf {
         }
       }
     }
+    if constexpr (kIsPlain<kMode>) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) leave[v] = product(gain[v], state[v]);
+    }
   }
 };
+
+/// Whether elements that are kThreads apart are swizzled alike.
+template <class T>
+__device__ __forceinline__ bool is_periodic(const Args& g) {
+  return g.across_log2 == kBandVectorsLog2 || kThreads * sizeof(T) % (64 * kVectorBytes) == 0;
+}
 
 /// Copies an array's part of the tile into a slot. Rows that aren't the sequence's and channels
 /// that aren't there are left as they are; an array that isn't there is zero.
@@ -535,7 +571,19 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
     if (c >= rest) break;
     int r = static_cast<int>(threadIdx.x) / taken;
     const char* from = base + r * row_bytes + c * s.channel * kBytes;
-#pragma unroll 4
+    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g)) {
+      char* to = slot + row_element<T>(g, r, c);
+      const Index step_bytes = step * row_bytes;
+      const int count = g.leaf << kWidthLog2<T>;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        copy_async<kBytes>(to, from);
+        from += step_bytes;
+        to += kThreads * kBytes;
+      }
+      return;
+    }
+#pragma unroll 1
     for (; r < rows; r += step) {
       if (r >= low && r < high) {
         copy_async<kBytes>(slot + row_element<T>(g, r, c), from);
@@ -572,7 +620,19 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
     if (c >= rest) break;
     int r = static_cast<int>(threadIdx.x) / taken;
     char* to = base + r * row_bytes + c * s.channel * kBytes;
-#pragma unroll 4
+    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g)) {
+      const char* from = slot + row_element<T>(g, r, c);
+      const Index step_bytes = step * row_bytes;
+      const int count = g.leaf << kWidthLog2<T>;
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
+        from += kThreads * kBytes;
+        to += step_bytes;
+      }
+      return;
+    }
+#pragma unroll 1
     for (; r < rows; r += step) {
       if (r >= low && r < high) {
         *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(slot + row_element<T>(g, r, c));
@@ -621,12 +681,12 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   const Tile t = shared.tile;
   const int width = across * W;  // channels of the tile
   const Index channel0 = t.group * width;
-  A* const maps_a = reinterpret_cast<A*>(slots + P::staged_bytes(g.leaf));
+  A* const maps_a = reinterpret_cast<A*>(slots + P::staged_bytes(g.leaf) + P::states_bytes(g.leaf));
   A* const maps_x = maps_a + P::maps(across, width);
   A* const enter = maps_x + P::maps(across, width);
 
   // --- stage -----------------------------------------------------------------------------------
-#pragma unroll
+#pragma unroll(P::slots > 3 ? 1 : P::slots)
   for (int s = 0; s < P::slots; ++s) {
     stage_rows<T>(staged_array<P>(g, s), g, t, channel0, rows, slots + s * P::slot_bytes(g.leaf));
   }
@@ -745,9 +805,15 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     };
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
-        Segment<A> own = total(0, ch);
+        Segment<A> band[kWarps];  // merged in pairs: the others wait for this
 #pragma unroll
-        for (int b = 1; b < kWarps; ++b) own = merge(own, total(b, ch));
+        for (int b = 0; b < kWarps; ++b) band[b] = total(b, ch);
+#pragma unroll
+        for (int by = 1; by < kWarps; by *= 2) {
+#pragma unroll
+          for (int b = 0; b < kWarps; b += 2 * by) band[b] = merge(band[b], band[b + by]);
+        }
+        Segment<A> own = band[0];
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
           own = merge(await_level<A>(nodes_of(ch), stride, t.number, level), own);
         }
@@ -833,20 +899,20 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   A leave[W];
 #pragma unroll
   for (int v = 0; v < W; ++v) leave[v] = zero;
+  // A sequence without steps ends as it began.
+  const bool is_empty = t.length == 0 && t.number == 0 && leaf.place == 0;
   if (mode == RowMode::plain_direct) {
     leaf.template finish<RowMode::plain_direct>(state, leave);
   } else if (mode == RowMode::plain_staged) {
     leaf.template finish<RowMode::plain_staged>(state, leave);
   } else {
     leaf.template finish<RowMode::general>(state, leave);
-    // A sequence without steps ends as it began.
-    const bool is_empty = t.length == 0 && t.number == 0 && leaf.place == 0;
+  }
+  if (is_empty || leaf.last >= 0) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       const A end = leaf.last >= 0 ? leave[v] : state[v];
-      if ((is_empty || leaf.last >= 0) && v < channels) {
-        store_state<T>(g.leave, t.sequence, leaf.channel + v, end);
-      }
+      if (v < channels) store_state<T>(g.leave, t.sequence, leaf.channel + v, end);
     }
   }
 
@@ -859,11 +925,8 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
                 static_cast<int>(min(static_cast<Index>(width), g.channels - channel0)));
   };
   if constexpr (kBackward) {
-    bool any_staged = false;
-#pragma unroll
-    for (int k = 0; k < P::inputs; ++k) any_staged = any_staged || is_staged(g.din[k]);
-    if (any_staged) __syncthreads();
-#pragma unroll
+    if (!g.is_direct) __syncthreads();
+#pragma unroll 1
     for (int k = 0; k < P::inputs; ++k) {
       if (P::has(P::vectors, k) || g.sum_slot[k] >= 0) continue;
       if (is_staged(g.din[k])) {

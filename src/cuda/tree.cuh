@@ -13,78 +13,62 @@
 // wait for anything but still earlier nodes that they need for their own. So the earliest tile that
 // has not published never waits for one that has not started: by induction all of them end.
 //
-// Exchange. A node is one or more words of 16 bytes, each {8 bytes of the map, tag, flags}. A word
-// is written and read by relaxed .b128 accesses of gpu scope, which PTX makes single-copy atomic:
-// a reader that sees the tag sees the whole word, so words need no fences and can't be torn. The
-// tag is nonzero and the workspace is zeroed on the same stream before the kernel starts.
+// Exchange. A node is one or more words of 8 bytes, written and read by relaxed accesses of gpu
+// scope, which PTX makes single-copy atomic (memory consistency model, "scalar data types"). The
+// workspace is filled with ones on the same stream before the kernel starts. A word of ones is one
+// that nobody has written yet, and no word that is written consists of ones; so a reader that has
+// seen all words of a node in another state has seen the node, in whatever order they arrive:
+// there is nothing else that a fence would have to order, and nothing that could be torn.
 #pragma once
 
 #include "cuda/device.cuh"
 
 namespace scanrnn::cuda {
 
-struct Word {
-  unsigned long long payload;
-  unsigned tag;
-  unsigned flags;
-};
-inline constexpr unsigned kPublished = 0x5ca11ed;
+using Word = unsigned long long;
+inline constexpr Word kUnpublished = ~0ull;
 
-__device__ __forceinline__ void store_word(uint4* at, const Word& w) {
-  const unsigned long long high =
-      static_cast<unsigned long long>(w.flags) << 32 | static_cast<unsigned long long>(w.tag);
-#if __CUDA_ARCH__ >= 700
-  asm volatile(
-      "{\n\t.reg .b128 word;\n\tmov.b128 word, {%1, %2};\n\t"
-      "st.relaxed.gpu.global.b128 [%0], word;\n\t}" ::"l"(at),
-      "l"(w.payload), "l"(high)
-      : "memory");
-#endif
+__device__ __forceinline__ void store_word(Word* at, Word w) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(w) : "memory");
 }
-__device__ __forceinline__ Word load_word(const uint4* at) {
-  unsigned long long low = 0, high = 0;
-#if __CUDA_ARCH__ >= 700
-  asm volatile(
-      "{\n\t.reg .b128 word;\n\tld.relaxed.gpu.global.b128 word, [%2];\n\t"
-      "mov.b128 {%0, %1}, word;\n\t}"
-      : "=l"(low), "=l"(high)
-      : "l"(at)
-      : "memory");
-#endif
-  return {low, static_cast<unsigned>(high), static_cast<unsigned>(high >> 32)};
+__device__ __forceinline__ Word load_word(const Word* at) {
+  Word w;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(w) : "l"(at) : "memory");
+  return w;
 }
 
-/// Words of a node, and what is in them.
+/// The words of a node. The gain of a map that a reset cuts means nothing: its first word then says
+/// so, by a NaN that no arithmetic makes.
 template <class R>
 struct Node {
-  static constexpr int words = sizeof(Affine<R>) / 8;
+  static constexpr int words = sizeof(Affine<R>) / sizeof(Word);
+  static constexpr Word kCut = 0xffffffff7fedcba9ull, kCutMask = words == 1 ? 0xffffffffull : ~0ull;
   Word word[words];
 
-  __device__ __forceinline__ void load(const uint4* at) {
+  __device__ __forceinline__ void load(const Word* at) {
 #pragma unroll
     for (int i = 0; i < words; ++i) word[i] = load_word(at + i);
   }
   __device__ __forceinline__ bool is_published() const {
     bool all = true;
 #pragma unroll
-    for (int i = 0; i < words; ++i) all = all && word[i].tag == kPublished;
+    for (int i = 0; i < words; ++i) all = all && word[i] != kUnpublished;
     return all;
   }
   __device__ __forceinline__ Segment<R> segment() const {
-    unsigned long long payload[words];
-#pragma unroll
-    for (int i = 0; i < words; ++i) payload[i] = word[i].payload;
     Segment<R> s;
-    memcpy(&s.map, payload, sizeof(s.map));
-    s.cut = word[0].flags != 0;
+    memcpy(&s.map, word, sizeof(s.map));
+    s.cut = ((word[0] ^ kCut) & kCutMask) == 0;
     return s;
   }
-  static __device__ __forceinline__ void publish(uint4* at, const Segment<R>& s) {
-    unsigned long long payload[words];
+  static __device__ __forceinline__ void publish(Word* at, const Segment<R>& s) {
+    Word payload[words];
     memcpy(payload, &s.map, sizeof(s.map));
+    if (s.cut) payload[0] = (payload[0] & ~kCutMask) | (kCut & kCutMask);
 #pragma unroll
     for (int i = 0; i < words; ++i) {
-      store_word(at + i, {payload[i], kPublished, s.cut ? 1u : 0u});
+      // Two NaNs of ones become others.
+      store_word(at + i, payload[i] == kUnpublished ? kUnpublished ^ 1 : payload[i]);
     }
   }
 };
@@ -108,7 +92,7 @@ inline constexpr int kGroups = (kRadix - 1 + kAhead - 1) / kAhead;
 /// at most, for one channel of one thread. `nodes` is the sequence's first node of that channel,
 /// and nodes of neighbouring tiles are `stride` words apart.
 template <class R>
-__device__ __forceinline__ Segment<R> await_group(const uint4* nodes, Index stride, Index tile,
+__device__ __forceinline__ Segment<R> await_group(const Word* nodes, Index stride, Index tile,
                                                   int level, int first) {
   constexpr int kAtOnce = Node<R>::words == 1 ? kAhead : 1;
   const int count = digit_of(tile, level) - first;
@@ -135,7 +119,7 @@ __device__ __forceinline__ Segment<R> await_group(const uint4* nodes, Index stri
 
 /// The product of all nodes that precede `tile` at `level`.
 template <class R>
-__device__ __forceinline__ Segment<R> await_level(const uint4* nodes, Index stride, Index tile,
+__device__ __forceinline__ Segment<R> await_level(const Word* nodes, Index stride, Index tile,
                                                   int level) {
   Segment<R> product = await_group<R>(nodes, stride, tile, level, 0);
 #pragma unroll 1
