@@ -12,12 +12,12 @@
 // bits differ.
 //
 // Accuracy: on the CPU at most twice a serial float32 loop's error against a loop in double
-// precision. Measured on every instruction set of x86-64, with T = 20,000, inputs of one sign and of
-// both, forward and backward, over gates from 0.9 to 1, constant ones (whose roundings are the same
-// in every segment) and varying: with lanes as channels at most 1.3 times the loop's error, with
-// steps as lanes at most 1.9; from 0.9999 on a quarter of it and less. Gains of segments are carried
-// in double precision, those of complex64 too. On CUDA they are float32 beyond a thread's leaf:
-// up to 2.2 times the loop's error was measured there at gates of 0.9999, and 3.6 at 0.99996.
+// precision. Measured on every instruction set of x86-64, with T = 20,000, inputs of one sign and
+// of both, forward and backward, over gates from 0.9 to 1, constant ones (whose roundings are the
+// same in every segment) and varying: with lanes as channels at most 1.3 times the loop's error,
+// with steps as lanes at most 1.9; from 0.9999 on a quarter of it and less. Gains of segments are
+// carried in double precision, those of complex64 too. On CUDA they are float32 beyond a thread's
+// leaf: up to 2.2 times the loop's error was measured there at gates of 0.9999, and 3.6 at 0.99996.
 #pragma once
 
 #include "scanrnn/error.hpp"
