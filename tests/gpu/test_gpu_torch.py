@@ -626,46 +626,6 @@ def test_p05_memory(cuda, shape):
 
 
 #: Median host time of a small scan beyond that of an empty operator with the same signature.
-OVERHEAD = """
-import statistics, time
-import scanrnn.torch as srt
-import torch
-
-a, x = torch.rand(2, 1, 16, 8, device="cuda")
-outputs = srt.scan(a, x, return_final=True)
-schema = str(torch.ops.scanrnn.scan.default._schema)
-library = torch.library.Library("scanrnn_tests", "DEF")
-library.define("empty" + schema[schema.index("(") :])
-library.impl("empty", lambda *_: outputs, "CUDA")
-empty = torch.ops.scanrnn_tests.empty.default
-
-def measure(f, calls=200):
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        f()
-    return (time.perf_counter() - start) / calls * 1e6
-
-def beyond_empty():
-    taken = measure(lambda: srt.scan(a, x))
-    return taken - measure(lambda: empty(a, x, None, None, None, None, False, False))
-
-with torch.no_grad():
-    beyond_empty()
-    print(statistics.median(beyond_empty() for _ in range(15)))
-"""
-
-
-def test_call_overhead(cuda, run_python):
-    """A small forward call takes no more than 10 us beyond an empty operator of its signature.
-
-    In a process of its own: the profiler, once it ran, slows down every launch.
-    """
-    taken = float(run_python(OVERHEAD))
-    print(f"scan forward: {taken:.1f} us")
-    assert taken <= 12  # 10, and the noise of a shared machine
-
-
 def test_p05_workspace_is_given_back(cuda):
     x = random(1, 100_000, 16, device=cuda)
     h = srt.scan(x, x)
