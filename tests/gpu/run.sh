@@ -4,7 +4,7 @@
 #   build      install this package, with CUDA for the GPU that is here, into the running Python
 #   test       pytest tests/gpu; more arguments in PYTEST_ARGS
 #   sanitize   memcheck, racecheck, initcheck and synccheck on a reduced suite
-#   bench      python tests/bench/cuda.py; more arguments in BENCH_ARGS
+#   bench      python tests/bench/gpu.py; more arguments in BENCH_ARGS
 #
 # Environment:
 #   PYTHON          the Python to use; default: python3
@@ -82,7 +82,7 @@ for what in "${@:-all}"; do
         done
         ;;
     # shellcheck disable=SC2086
-    bench) step bench "$python" tests/bench/cuda.py ${BENCH_ARGS:-} ;;
+    bench) step bench "$python" tests/bench/gpu.py ${BENCH_ARGS:-} ;;
     all)
         sh "$0" build test sanitize bench
         exit

@@ -40,7 +40,7 @@ def test_cpu_benchmark():
 def test_cuda_benchmark_without_a_device():
     if scanrnn.cuda_available():
         pytest.skip("there is a device")
-    done = run("cuda.py")
+    done = run("gpu.py")
     assert done.returncode == 2
     assert "nothing to measure: " in done.stderr
     assert not done.stdout
@@ -51,7 +51,7 @@ def test_cuda_benchmark_without_a_device():
 def test_cuda_benchmark(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "results.md"
-    done = run("cuda.py", "eager", "overhead", "peers", "layers", "--quick", "--write", str(file))
+    done = run("gpu.py", "eager", "overhead", "peers", "layers", "--quick", "--write", str(file))
     assert done.returncode == 0, done.stderr
     for row in ("| whole call |", "an empty registered operator", "| 2, 64, 32 |"):
         assert row in done.stdout
@@ -60,7 +60,7 @@ def test_cuda_benchmark(tmp_path):
 
 def test_results_are_written_in_place_of_the_former(monkeypatch):
     monkeypatch.syspath_prepend(BENCH)
-    spec = importlib.util.spec_from_file_location("scanrnn_cuda_bench", BENCH / "cuda.py")
+    spec = importlib.util.spec_from_file_location("scanrnn_cuda_bench", BENCH / "gpu.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)

@@ -1,10 +1,10 @@
 """The CUDA benchmark: kernels against a streaming kernel, whole calls from Python, and peers.
 
-    python tests/bench/cuda.py                 everything, as Markdown on standard output
-    python tests/bench/cuda.py kernels eager   only these sections
-    python tests/bench/cuda.py --write         also into RESULTS.md beside this file, in place of
+    python tests/bench/gpu.py                 everything, as Markdown on standard output
+    python tests/bench/gpu.py kernels eager   only these sections
+    python tests/bench/gpu.py --write         also into RESULTS.md beside this file, in place of
                                                what stands there for the same device
-    python tests/bench/cuda.py --quick         tiny shapes and few rounds: shows that it runs
+    python tests/bench/gpu.py --quick         tiny shapes and few rounds: shows that it runs
 
 The kernels are measured by a program, cuda.cu beside this file, which says how. nvcc (or what
 CUDACXX names) compiles it here on the installed scanrnn, unless --program or SCANRNN_CUDA_BENCH
@@ -168,7 +168,7 @@ def find_program(given: str | None, folder: Path) -> Path | None:
     """The kernels' benchmark: the one that is named, compiled into the folder, or in build/."""
     if named := given or os.environ.get("SCANRNN_CUDA_BENCH"):
         if not Path(named).is_file():
-            sys.exit(f"cuda.py: there is no {named}")
+            sys.exit(f"gpu.py: there is no {named}")
         return Path(named).resolve()
     compilers = (os.environ.get("CUDACXX"), "nvcc", "/usr/local/cuda/bin/nvcc")
     nvcc = next(filter(None, (shutil.which(name) for name in compilers if name)), None)
@@ -196,7 +196,7 @@ def run_program(options: Options, *arguments: str) -> tuple[Row, list[Row]]:
         command = [str(options.program), "--json", str(path), *arguments]
         done = subprocess.run(command, stdout=sys.stderr, check=False)
         if done.returncode not in (0, 1):
-            sys.exit(f"cuda.py: {shlex.join(command)} failed with status {done.returncode}")
+            sys.exit(f"gpu.py: {shlex.join(command)} failed with status {done.returncode}")
         options.failed |= done.returncode == 1
         head, *rows = map(json.loads, path.read_text().splitlines())
     return head, rows
@@ -590,7 +590,7 @@ def heading(report: Report, sections: Sequence[str]) -> None:
     packages = ", ".join(f"{name} {v}" for name in names if (v := package_version(name)))
     device = torch.cuda.get_device_properties(0)
     report(f"{title()}\n")
-    report(f"`python tests/bench/cuda.py {shlex.join(sections)}`".replace(" `", "`") + "  ")
+    report(f"`python tests/bench/gpu.py {shlex.join(sections)}`".replace(" `", "`") + "  ")
     report(
         f"{datetime.date.today()}; scanrnn {scanrnn.__version__} ({commit() or 'no git'}) "
         f"compiled for {_core.build_info()['cuda_architectures']}; "
@@ -630,10 +630,10 @@ def main() -> int:
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     if not scanrnn.cuda_available():
-        print(f"cuda.py: nothing to measure: {_core.cuda_unavailable_reason()}", file=sys.stderr)
+        print(f"gpu.py: nothing to measure: {_core.cuda_unavailable_reason()}", file=sys.stderr)
         return 2
     if not installed("torch"):
-        print("cuda.py: needs PyTorch", file=sys.stderr)
+        print("gpu.py: needs PyTorch", file=sys.stderr)
         return 2
     if arguments.quick:
         global ROUNDS
