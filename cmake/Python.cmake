@@ -36,8 +36,7 @@ nanobind_add_module(
 )
 target_link_libraries(_core PRIVATE scanrnn::scanrnn)
 if(NOT APPLE)
-    # Nothing of the static libraries may be seen from outside, CUDA's runtime above all: a framework
-    # brings its own, and what is called before and after it is loaded would be of two different ones.
+    # The static libraries in the extension are nobody else's to bind to.
     target_link_options(_core PRIVATE -Wl,--exclude-libs,ALL)
 endif()
 target_compile_features(_core PRIVATE cxx_std_17)

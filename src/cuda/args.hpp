@@ -2,8 +2,6 @@
 // What a kernel is told about a call: plain data, the same on host and device.
 #pragma once
 
-#include <vector_types.h>
-
 #include <cstdint>
 
 #include "scanrnn/core/cell.hpp"
@@ -66,7 +64,7 @@ struct Args {
   Index reset_batch = 0, reset_time = 0;
 
   /// Work is tiles times groups of channels; every sequence has `tiles` of them, or, where packed,
-  /// one for each tile_steps of its steps that begin before it and one more.
+  /// the room that tile_of gives it (tile.cuh).
   Index tiles = 1;
   Index groups = 1;
   Index tile_items = 1;         ///< of all sequences together

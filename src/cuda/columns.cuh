@@ -186,7 +186,7 @@ struct ColumnLeaf {
                           ascending ? high - from : from - low + 1, kLeaf);
     if (g.reset != nullptr) {
       for (int i = 0; i < kLeaf; ++i) {
-        if (has_step<ColumnMode::general>(i) && is_reset(row(i))) resets |= 1u << i;
+        if (has_step<ColumnMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
       }
     }
     if (valid != 0 && t.is_last()) {
@@ -197,10 +197,6 @@ struct ColumnLeaf {
 
   __device__ __forceinline__ int row(int i) const { return ascending ? from + i : from - i; }
   __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
-  __device__ __forceinline__ bool is_reset(int r) const {
-    return g.reset != nullptr &&
-           g.reset[t.row * g.reset_batch + (t.position + r) * g.reset_time] != 0;
-  }
   __device__ __forceinline__ ColumnMode mode() const {
     if (valid != kAllLanes >> (32 - kLeaf) || resets != 0 || entry_cut || g.has_wide) {
       return ColumnMode::general;
@@ -266,11 +262,6 @@ struct ColumnLeaf {
       }
     }
   }
-  __device__ __forceinline__ void take_step(const A (&in)[P::inputs][W], int v,
-                                            A (&one)[P::inputs]) const {
-#pragma unroll
-    for (int k = 0; k < P::inputs; ++k) one[k] = in[k][v];
-  }
 
   /// Backward needs the row before the leaf, for its gain, and the state of the row after it. What
   /// lies beyond the tile comes straight from memory, what lies inside once the tile has arrived.
@@ -288,7 +279,7 @@ struct ColumnLeaf {
         }
       }
       entry_gain = cell.gain(in);
-      entry_cut = is_reset(before);
+      entry_cut = is_reset(g, t, before);
     }
     if constexpr (P::reads_states) {
       if (outside && !t.in_sequence(after)) {
@@ -310,7 +301,7 @@ struct ColumnLeaf {
 #pragma unroll
       for (int v = W - 1; v >= 0; --v) {
         A in_v[P::inputs];
-        take_step(in, v, in_v);
+        take_one(in, v, in_v);
         if (has_step<kMode>(i + v)) {
           take(i + v, cell.step(in_v), resets_at<kMode>(i + v));
         } else {
@@ -368,7 +359,7 @@ struct ColumnLeaf {
         if (!P::backward) reset = resets_at<kMode>(i + v);
         cut = cut || reset;
         A in_v[P::inputs];
-        take_step(in, v, in_v);
+        take_one(in, v, in_v);
         Affine<A> step;
         if constexpr (P::backward) {
           step = {gain, cell.output_adjoint(in_v, after[v], dy[v])};
@@ -408,7 +399,7 @@ struct ColumnLeaf {
         out[v] = Constant<A>::of(0);
         if (!has_step<kMode>(i + v)) continue;
         A in_v[P::inputs];
-        take_step(in, v, in_v);
+        take_one(in, v, in_v);
         const Affine<A> step = cell.step(in_v);
         state = resets_at<kMode>(i + v) ? step.x : fma(step.a, state, step.x);
         out[v] = cell.output(in_v, state);
@@ -449,7 +440,7 @@ struct ColumnLeaf {
         const bool is_last = !kIsPlainColumn<kMode> && i + v == last;
         if (is_last) before[v] = load_state<T>(g.initial, t.sequence, channel);
         A in_v[P::inputs], din_v[P::inputs];
-        take_step(in, v, in_v);
+        take_one(in, v, in_v);
         const A x = cell.output_adjoint(in_v, after[v], dy[v]);
         state = reset ? x : fma(gain, state, x);
         gain = cell.gain(in_v);

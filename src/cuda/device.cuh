@@ -207,22 +207,16 @@ __device__ __forceinline__ void await_clearing() {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-__device__ __forceinline__ float shuffle_up(float v, int by) {
+template <class R>
+__device__ __forceinline__ R shuffle_up(const R& v, int by) {
   return __shfl_up_sync(kAllLanes, v, by);
 }
-__device__ __forceinline__ double shuffle_up(double v, int by) {
-  return __shfl_up_sync(kAllLanes, v, by);
-}
-__device__ __forceinline__ float shuffle_xor(float v, int by) {
+template <class R>
+__device__ __forceinline__ R shuffle_xor(const R& v, int by) {
   return __shfl_xor_sync(kAllLanes, v, by);
 }
-__device__ __forceinline__ double shuffle_xor(double v, int by) {
-  return __shfl_xor_sync(kAllLanes, v, by);
-}
-__device__ __forceinline__ float shuffle(float v, int lane) {
-  return __shfl_sync(kAllLanes, v, lane);
-}
-__device__ __forceinline__ double shuffle(double v, int lane) {
+template <class R>
+__device__ __forceinline__ R shuffle(const R& v, int lane) {
   return __shfl_sync(kAllLanes, v, lane);
 }
 template <class R>

@@ -146,13 +146,12 @@ States states_of(const Problem& p, const ConstArray<2>& array) {
           array.dtype != p.dtype};
 }
 
-/// Rows where channels lie closest, columns where steps do.
-Way way_of(const Problem& p) {
-  // Read for every call: a benchmark compares the ways within one process.
-  if (const char* name = std::getenv("SCANRNN_CUDA_KERNEL")) {
-    if (std::strcmp(name, "serial") == 0) return Way::serial;
-    if (std::strcmp(name, "rows") == 0) return Way::rows;
-    if (std::strcmp(name, "columns") == 0) return Way::columns;
+/// Rows where channels lie closest, columns where steps do, unless `forced` names another way.
+Way way_of(const Problem& p, const char* forced) {
+  if (forced != nullptr) {
+    if (std::strcmp(forced, "serial") == 0) return Way::serial;
+    if (std::strcmp(forced, "rows") == 0) return Way::rows;
+    if (std::strcmp(forced, "columns") == 0) return Way::columns;
   }
   const std::int64_t* stride = p.out.stride;
   if (p.backward) stride = p.dy ? p.dy.stride : (p.state_is_output ? p.states : p.in[0]).stride;
@@ -181,7 +180,9 @@ Plan make_plan(const Problem& p, int device) {
   Entry& entry = entry_of(p);
   const PassKernels& kernels = p.backward ? entry.kernels.backward : entry.kernels.forward;
   Prepared& prepared = p.backward ? entry.backward : entry.forward;
-  plan.way = way_of(p);
+  // Read for every call: a benchmark compares the ways within one process.
+  const char* forced = std::getenv("SCANRNN_CUDA_KERNEL");
+  plan.way = way_of(p, forced);
 
   Args& g = plan.args;
   for (int i = 0; i < kMaxInputs; ++i) g.sum_slot[i] = -1;
@@ -227,23 +228,24 @@ Plan make_plan(const Problem& p, int device) {
   const Kernel* kernel = &kernels.serial;
   // One leaf is one thread's work: without the tree around it, it gives the same bits sooner.
   const int leaf = (plan.way == Way::rows ? kernels.rows : kernels.columns).leaf;
-  if (!packed && p.time <= leaf && std::getenv("SCANRNN_CUDA_KERNEL") == nullptr) {
+  if (!packed && p.time <= leaf && forced == nullptr) {
     plan.way = Way::serial;
   }
   if (plan.way == Way::rows) {
     kernel = &kernels.rows;
     plan.prepared = &prepared.rows;
     g.leaf = kernel->leaf;
-    while (g.leaf > 1 && kernel->shared_bytes(3, g.leaf, warps) + fixed_shared > most_shared) {
+    while (g.leaf > 1 &&
+           kernel->shared_bytes(kBandVectorsLog2, g.leaf, warps) + fixed_shared > most_shared) {
       g.leaf /= 2;
     }
-    g.across_log2 = std::min(3, log2_at_least(ceil_div(p.channels, width)));
+    const int all = log2_at_least(ceil_div(p.channels, width));
+    g.across_log2 = std::min(kBandVectorsLog2, all);
     if (!packed) {
       // Sequences shorter than a tile leave threads over, which take more channels.
       const int needed = log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf)));
       const int spare = log2_at_least(kThreads) - std::max(needed, 2);  // a band has four leaves
-      const int all = log2_at_least(ceil_div(p.channels, width));
-      if (spare > 3) g.across_log2 = std::min(spare, all);
+      if (spare > kBandVectorsLog2) g.across_log2 = std::min(spare, all);
     }
     rows = (kThreads >> g.across_log2) * g.leaf;
     lanes = width << g.across_log2;
@@ -267,14 +269,13 @@ Plan make_plan(const Problem& p, int device) {
   plan.kernel = kernel;
   plan.threads = warps * kWarp;
   plan.shared_bytes = kernel->shared_bytes(g.across_log2, g.leaf, warps);
-  const Index longest_tiles = std::max<Index>(1, ceil_div(p.time, rows));
-  g.tiles = longest_tiles;
+  g.tiles = std::max<Index>(1, ceil_div(p.time, rows));
   g.groups = ceil_div(p.channels, lanes);
   g.tile_items =
       packed && plan.way != Way::serial ? p.time / rows + p.sequences : p.sequences * g.tiles;
   g.by_groups = Divisor::of(g.groups);
   g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
-  for (Index most = 1; most < longest_tiles; most *= kRadix) ++g.levels;
+  for (Index most = 1; most < g.tiles; most *= kRadix) ++g.levels;
 
   if (plan.way == Way::serial) {
     g.levels = 0;
@@ -365,7 +366,7 @@ Plan make_plan(const Problem& p, int device) {
     }
   }
   // The kernels' fast ways out: whole lines straight from registers.
-  g.is_direct = plan.way == Way::rows && (kVectorBytes << g.across_log2) >= 128;
+  g.is_direct = plan.way == Way::rows && g.across_log2 >= kBandVectorsLog2;
   if (p.out) g.is_direct = g.is_direct && g.out.vector;
   for (int i = 0; i < p.inputs; ++i) {
     if (!p.backward || !p.din[i] || g.sum_slot[i] >= 0) continue;

@@ -52,6 +52,13 @@ __device__ __forceinline__ const Steps& staged_array(const Args& g, int slot) {
   return g.in[0];
 }
 
+/// One of the W channels, or steps, that the inputs were read for.
+template <class A, int kInputs, int W>
+__device__ __forceinline__ void take_one(const A (&in)[kInputs][W], int v, A (&one)[kInputs]) {
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) one[k] = in[k][v];
+}
+
 /// Row of the (rows, D) array of checkpoints that holds the state before a step, a multiple of
 /// kLeafSteps.
 __device__ __forceinline__ Index checkpoint_row(const Args& g, const Tile& t, Index step) {

@@ -3,8 +3,8 @@
 //
 // A block takes a tile: all rows (steps) of `across` 16-byte vectors of channels. It
 //   1. stages the tile's arrays in shared memory, asynchronously, 16 bytes a thread;
-//   2. runs the leaves: a thread has up to eight steps of one vector of channels and keeps their
-//   map;
+//   2. runs the leaves: a thread has up to eight steps of one vector of channels and keeps
+//      their map;
 //   3. merges: the maps of a warp by shuffles, those of the block through shared memory. Warp 0
 //      publishes the tile's node, the others meanwhile fetch what precedes the tile, a warp a level
 //      of the tree (tree.cuh);
@@ -20,7 +20,6 @@ namespace scanrnn::cuda {
 /// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, and four
 /// leaves are merged first also where rows are wider and a warp holds fewer: results don't depend
 /// on how long the call's other sequences are.
-inline constexpr int kBandVectorsLog2 = 3;
 inline constexpr int kBandVectors = 1 << kBandVectorsLog2;
 inline constexpr int kBandLeaves = kWarp / kBandVectors;
 
@@ -81,16 +80,9 @@ struct RowShared {
   Acc<T> band_enter[kWarps][kBandVectors * kWidth<T>];  // the states before each warp's band
 };
 
-/// The inputs of one channel.
-template <class A, int kInputs, int W>
-__device__ __forceinline__ void take_channel(const A (&in)[kInputs][W], int v, A (&one)[kInputs]) {
-#pragma unroll
-  for (int k = 0; k < kInputs; ++k) one[k] = in[k][v];
-}
-
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
-/// one line, without a reset. What it writes goes straight to memory, or to
-/// the slots.
+/// one line, without a reset. What it writes goes straight to memory, or to the
+/// slots.
 enum class RowMode { general, plain_direct, plain_staged };
 
 template <RowMode kMode>
@@ -172,7 +164,7 @@ struct RowLeaf {
                           ascending ? high - from : from - low + 1, g.leaf);
     if (g.reset != nullptr) {
       for (int i = 0; i < g.leaf; ++i) {
-        if (has_step<RowMode::general>(i) && is_reset(row(i))) resets |= 1u << i;
+        if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
       }
     }
     if (valid != 0 && t.is_last()) {
@@ -184,10 +176,6 @@ struct RowLeaf {
   /// Those of steps -1 and g.leaf are the neighbouring leaves' nearest.
   __device__ __forceinline__ int row(int i) const { return from + i * down; }
   __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
-  __device__ __forceinline__ bool is_reset(int r) const {
-    return g.reset != nullptr &&
-           g.reset[t.row * g.reset_batch + (t.position + r) * g.reset_time] != 0;
-  }
   __device__ __forceinline__ RowMode mode() const {
     if (g.across_log2 != kBandVectorsLog2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
         resets != 0 || entry_cut || channels == 0 || g.has_wide) {
@@ -270,10 +258,10 @@ struct RowLeaf {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         A in_v[P::inputs];
-        take_channel(in, v, in_v);
+        take_one(in, v, in_v);
         entry_gain[v] = cell.gain(in_v);
       }
-      entry_cut = is_reset(before);
+      entry_cut = is_reset(g, t, before);
     }
     if constexpr (P::reads_states) {
       if (outside && !t.in_sequence(after)) {
@@ -302,7 +290,7 @@ struct RowLeaf {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         A in_v[P::inputs];
-        take_channel(in, v, in_v);
+        take_one(in, v, in_v);
         take(i, v, cell.step(in_v), resets_at<kMode>(i));
       }
     }
@@ -367,7 +355,7 @@ struct RowLeaf {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         A in_v[P::inputs];
-        take_channel(in, v, in_v);
+        take_one(in, v, in_v);
         Affine<A> step;
         if constexpr (P::backward) {
           step = {gain[v], cell.output_adjoint(in_v, after[v], dy[v])};
@@ -436,7 +424,7 @@ struct RowLeaf {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         A in_v[P::inputs];
-        take_channel(in, v, in_v);
+        take_one(in, v, in_v);
         const Affine<A> step = cell.step(in_v);
         state[v] = resets_at<kMode>(i) ? step.x : fma(step.a, state[v], step.x);
         out[v] = cell.output(in_v, state[v]);
@@ -484,7 +472,7 @@ struct RowLeaf {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         A in_v[P::inputs], din_v[P::inputs];
-        take_channel(in, v, in_v);
+        take_one(in, v, in_v);
         const A x = cell.output_adjoint(in_v, after[v], dy[v]);
         state[v] = reset ? x : fma(gain[v], state[v], x);
         gain[v] = cell.gain(in_v);

@@ -61,7 +61,6 @@ struct Tile {
   __device__ __forceinline__ Index step_of(int row_, int rows, bool reverse) const {
     return step + (reverse ? rows - 1 - row_ : row_);
   }
-  __device__ __forceinline__ bool contains(int r) const { return r >= low && r < high; }
   /// Whether row r, of this tile or beyond its ends, is a step of the sequence.
   __device__ __forceinline__ bool in_sequence(int r) const {
     return position + r >= begin && position + r < begin + length;
@@ -91,7 +90,6 @@ __device__ __forceinline__ Tile tile_of(const Args& g, unsigned ticket, int rows
     t.sequence = low;
     t.first_item = (read_index(g, g.cu_seqlens, low) >> rows_log2) + low;
     t.number = t.item - t.first_item;
-
   } else {
     // The first tiles of all sequences, then the second ones.
     const Quotient round = divide(ticket, g.by_round);
@@ -126,6 +124,12 @@ __device__ __forceinline__ Tile tile_of(const Args& g, unsigned ticket, int rows
     t.high = static_cast<int>(t.length - t.step < rows ? t.length - t.step : rows);
   }
   return t;
+}
+
+/// Whether the state is dropped before the step in row r.
+__device__ __forceinline__ bool is_reset(const Args& g, const Tile& t, int r) {
+  return g.reset != nullptr &&
+         g.reset[t.row * g.reset_batch + (t.position + r) * g.reset_time] != 0;
 }
 
 /// A mask of the steps of a leaf, at most 32 of them, that are in [begin, end).

@@ -20,11 +20,12 @@
 
 #include "scanrnn/core/config.hpp"
 
-/// Threads of a block: 256 or 512.
+/// Threads of a block: 128, 256 or 512.
 #ifndef SCANRNN_CUDA_BLOCK
 #define SCANRNN_CUDA_BLOCK 256
 #endif
 
+/// Steps of a leaf where channels lie side by side and at most three arrays are staged.
 #ifndef SCANRNN_ROW_LEAF
 #define SCANRNN_ROW_LEAF 8
 #endif
@@ -41,6 +42,8 @@ inline constexpr int kRadix = 1 << kRadixLog2;
 
 /// Bytes that a thread moves at once.
 inline constexpr int kVectorBytes = 16;
+/// Such vectors make a line of memory, the least width of a row where there are channels enough.
+inline constexpr int kBandVectorsLog2 = 3;
 
 /// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
 /// more arrays a step reads, the fewer steps fit into shared memory.
