@@ -13,6 +13,14 @@
 
 namespace scanrnn::cuda {
 
+/// A value of which the compiler knows nothing. A stride that it knows to be a product would be
+/// multiplied again for every address.
+template <class V>
+__device__ __forceinline__ V opaque(V value) {
+  asm("" : "+l"(value));
+  return value;
+}
+
 // --- elements --------------------------------------------------------------------------------
 
 /// How a stored element is computed with.

@@ -163,6 +163,7 @@ struct RowLeaf {
     valid = steps_between(ascending ? low - from : from - (high - 1),
                           ascending ? high - from : from - low + 1, g.leaf);
     if (g.reset != nullptr) {
+#pragma unroll 1
       for (int i = 0; i < g.leaf; ++i) {
         if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
       }
@@ -415,7 +416,7 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void finish_forward(A (&state)[W], A (&leave)[W]) {
     char* out_at = address_of(g.out);
-    const Index out_step = step_of(g.out);
+    const Index out_step = opaque(step_of(g.out));
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
@@ -430,7 +431,8 @@ struct RowLeaf {
         out[v] = cell.output(in_v, state[v]);
         if (!kIsPlain<kMode> && i == last) leave[v] = state[v];
       }
-      write<kMode>(g.out, out_at + i * out_step, 0, i, out);
+      write<kMode>(g.out, kIsPlain<kMode> ? out_at : out_at + i * out_step, 0, i, out);
+      if (kIsPlain<kMode>) out_at = opaque(out_at + out_step);
     }
     if constexpr (kIsPlain<kMode>) {
 #pragma unroll
@@ -446,8 +448,12 @@ struct RowLeaf {
     for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
     bool reset = !kIsPlain<kMode> && entry_cut;
     char* din_at[P::inputs];
+    Index din_step[P::inputs];
 #pragma unroll
-    for (int k = 0; k < P::inputs; ++k) din_at[k] = address_of(g.din[k]);
+    for (int k = 0; k < P::inputs; ++k) {
+      din_at[k] = address_of(g.din[k]);
+      din_step[k] = opaque(step_of(g.din[k]));
+    }
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
@@ -488,7 +494,9 @@ struct RowLeaf {
 #pragma unroll
           for (int v = 0; v < W; ++v) sum[k][v] = sum[k][v] + din[k][v];
         } else if (!P::has(P::vectors, k)) {
-          write<kMode>(g.din[k], din_at[k] + i * step_of(g.din[k]), P::din_slot(k), i, din[k]);
+          write<kMode>(g.din[k], kIsPlain<kMode> ? din_at[k] : din_at[k] + i * din_step[k],
+                       P::din_slot(k), i, din[k]);
+          if (kIsPlain<kMode>) din_at[k] = opaque(din_at[k] + din_step[k]);
         }
       }
     }
@@ -529,14 +537,14 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
     const char* from = base + c * kVectorBytes + r * row_bytes;
     // The swizzle of a chunk is that of the chunk `step` rows on: kThreads is a multiple of 64.
     char* to = slot + row_chunk(g, r, c) * kVectorBytes;
-    const Index step_bytes = step * row_bytes;
+    const Index step_bytes = opaque(step * row_bytes);
     if (low == 0 && high == rows) {
       for (int n = 0; n < g.leaf; n += 4) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (n + i < g.leaf) {
             copy_async<kVectorBytes>(to + i * (kThreads * kVectorBytes), from);
-            from += step_bytes;
+            from = opaque(from + step_bytes);
           }
         }
         to += 4 * kThreads * kVectorBytes;
@@ -561,12 +569,12 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
     const char* from = base + r * row_bytes + c * s.channel * kBytes;
     if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g)) {
       char* to = slot + row_element<T>(g, r, c);
-      const Index step_bytes = step * row_bytes;
+      const Index step_bytes = opaque(step * row_bytes);
       const int count = g.leaf << kWidthLog2<T>;
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         copy_async<kBytes>(to, from);
-        from += step_bytes;
+        from = opaque(from + step_bytes);
         to += kThreads * kBytes;
       }
       return;
@@ -610,7 +618,7 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
     char* to = base + r * row_bytes + c * s.channel * kBytes;
     if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g)) {
       const char* from = slot + row_element<T>(g, r, c);
-      const Index step_bytes = step * row_bytes;
+      const Index step_bytes = opaque(step * row_bytes);
       const int count = g.leaf << kWidthLog2<T>;
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
@@ -666,7 +674,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     shared.tile = tile_of<kBackward>(g, ticket, rows);
   }
   __syncthreads();
-  const Tile t = shared.tile;
+  const Tile& t = shared.tile;  // not a copy: it would take 26 registers
   const int width = across * W;  // channels of the tile
   const Index channel0 = t.group * width;
   A* const maps_a = reinterpret_cast<A*>(slots + P::staged_bytes(g.leaf) + P::states_bytes(g.leaf));
