@@ -246,8 +246,12 @@ Plan make_plan(const Problem& p, int device) {
       const int needed = log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf)));
       const int spare = log2_at_least(kThreads) - std::max(needed, 2);  // a band has four leaves
       if (spare > kBandVectorsLog2) g.across_log2 = std::min(spare, all);
+      // What is left over then takes other sequences, two warps at least each.
+      if (g.across_log2 <= kBandVectorsLog2) {
+        g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(kWarps) - 1);
+      }
     }
-    rows = (kThreads >> g.across_log2) * g.leaf;
+    rows = (kThreads >> g.across_log2 >> g.teams_log2) * g.leaf;
     lanes = width << g.across_log2;
   } else if (plan.way == Way::columns) {
     kernel = &kernels.columns;
@@ -283,6 +287,7 @@ Plan make_plan(const Problem& p, int device) {
   } else {
     plan.blocks = g.tile_items * g.groups;
     if (plan.way == Way::columns) plan.blocks = ceil_div(plan.blocks, warps);
+    plan.blocks = ceil_div(plan.blocks, Index{1} << g.teams_log2);
   }
 
   // 16-byte accesses, where an array allows them.

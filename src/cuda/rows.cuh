@@ -9,7 +9,8 @@
 //      publishes the tile's node, the others meanwhile fetch what precedes the tile, a warp a level
 //      of the tree (tree.cuh);
 //   4. finishes: every thread runs its leaf again from the state before it and writes the outputs.
-// Several blocks share a multiprocessor, so one's loads hide another's waiting.
+// Several blocks share a multiprocessor, so one's loads hide another's waiting. Sequences that are
+// far shorter than a tile share a block: its teams of warps take one each.
 #pragma once
 
 #include "cuda/pass.cuh"
@@ -22,6 +23,19 @@ namespace scanrnn::cuda {
 /// on how long the call's other sequences are.
 inline constexpr int kBandVectors = 1 << kBandVectorsLog2;
 inline constexpr int kBandLeaves = kWarp / kBandVectors;
+
+/// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
+inline constexpr int kMostTeams = kWarps / 2;
+
+/// Threads that share a tile, and which of them this one is.
+struct Team {
+  int threads, thread, number;
+  __device__ __forceinline__ explicit Team(const Args& g)
+      : threads(kThreads >> g.teams_log2),
+        thread(static_cast<int>(threadIdx.x) & (threads - 1)),
+        number(static_cast<int>(threadIdx.x) / threads) {}
+  __device__ __forceinline__ bool is_block() const { return threads == kThreads; }
+};
 
 template <class Cell, bool kBackward, class T>
 struct RowPass : Pass<Cell, kBackward> {
@@ -50,9 +64,10 @@ struct RowPass : Pass<Cell, kBackward> {
   /// that the pass starts from.
   static constexpr int shared_bytes(int across, int leaf_steps) {
     const int width = across * kWidth<T>;
+    const int teams = across > kBandVectors ? 1 : kMostTeams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
            maps(across, width) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
-           width * static_cast<int>(sizeof(Acc<T>));
+           teams * width * static_cast<int>(sizeof(Acc<T>));
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
@@ -69,7 +84,7 @@ inline constexpr int kMaxLevels = 9;
 
 template <class T>
 struct RowShared {
-  Tile tile;
+  Tile tile[kMostTeams];
   bool band_cut[kWarps];
   unsigned lane_cuts[kWarps];              // a bit a lane
   bool leaf_cut[kThreads / kBandVectors];  // where leaves are kept one by one
@@ -115,7 +130,8 @@ struct RowLeaf {
   const Args& g;
   const Tile& t;
   const Cell& cell;
-  char* slots;
+  char* slots;    // of the team
+  char* kept;     // recomputed states, of the block
   int rows;       // of the tile
   int place;      // of the leaf in the tile, in the order of the pass
   int column;     // vector of the row
@@ -136,11 +152,12 @@ struct RowLeaf {
   A sum[P::inputs][W];     // of gradients
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
-                                     char* staged, Index channel0, int tile_rows)
-      : g(args), t(tile), cell(the_cell), slots(staged), rows(tile_rows) {
+                                     char* staged, char* states, Index channel0, int tile_rows,
+                                     const Team& team)
+      : g(args), t(tile), cell(the_cell), slots(staged), kept(states), rows(tile_rows) {
     const bool ascending = P::backward == g.reverse;
-    const int leaves = kThreads >> g.across_log2;
-    place = static_cast<int>(threadIdx.x) >> g.across_log2;
+    const int leaves = team.threads >> g.across_log2;
+    place = team.thread >> g.across_log2;
     column = static_cast<int>(threadIdx.x) & ((1 << g.across_log2) - 1);
     from = ascending ? place * g.leaf : (leaves - place) * g.leaf - 1;
     down = ascending ? 1 : -1;
@@ -306,8 +323,7 @@ struct RowLeaf {
   }
   /// Where the recomputed state after step i is kept.
   __device__ __forceinline__ A* state_of(int i) const {
-    return reinterpret_cast<A*>(slots + P::staged_bytes(g.leaf)) +
-           (i * kThreads + static_cast<int>(threadIdx.x)) * W;
+    return reinterpret_cast<A*>(kept) + (i * kThreads + static_cast<int>(threadIdx.x)) * W;
   }
   /// From c_start on.
   template <RowMode kMode>
@@ -507,9 +523,10 @@ struct RowLeaf {
   }
 };
 
-/// Whether elements that are kThreads apart are swizzled alike.
+/// Whether a block's elements that are kThreads apart are swizzled alike.
 template <class T>
-__device__ __forceinline__ bool is_periodic(const Args& g) {
+__device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
+  if (!team.is_block()) return false;
   return g.across_log2 == kBandVectorsLog2 || kThreads * sizeof(T) % (64 * kVectorBytes) == 0;
 }
 
@@ -517,9 +534,9 @@ __device__ __forceinline__ bool is_periodic(const Args& g) {
 /// that aren't there are left as they are; an array that isn't there is zero.
 template <class T>
 __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const Tile& t,
-                                           Index channel0, int rows, char* slot) {
+                                           Index channel0, int rows, char* slot, const Team& team) {
   if (s.data == nullptr) {
-    for (int e = threadIdx.x; e < rows << g.across_log2; e += kThreads) {
+    for (int e = team.thread; e < rows << g.across_log2; e += team.threads) {
       reinterpret_cast<uint4*>(slot)[e] = make_uint4(0, 0, 0, 0);
     }
     return;
@@ -532,13 +549,14 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
   if (s.vector) {
     const int c = static_cast<int>(threadIdx.x) & ((1 << g.across_log2) - 1);
     if (c * kWidth<T> >= rest) return;
-    int r = static_cast<int>(threadIdx.x) >> g.across_log2;
-    const int step = kThreads >> g.across_log2;
+    int r = team.thread >> g.across_log2;
+    const int step = team.threads >> g.across_log2;
     const char* from = base + c * kVectorBytes + r * row_bytes;
-    // The swizzle of a chunk is that of the chunk `step` rows on: kThreads is a multiple of 64.
+    // The swizzle of a chunk is that of the chunk `step` rows on: a team has a multiple of 64
+    // threads.
     char* to = slot + row_chunk(g, r, c) * kVectorBytes;
     const Index step_bytes = opaque(step * row_bytes);
-    if (low == 0 && high == rows) {
+    if (low == 0 && high == rows && team.is_block()) {
       for (int n = 0; n < g.leaf; n += 4) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -554,20 +572,20 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
     for (; r < rows; r += step) {
       if (r >= low && r < high) copy_async<kVectorBytes>(to, from);
       from += step_bytes;
-      to += kThreads * kVectorBytes;
+      to += team.threads * kVectorBytes;
     }
     return;
   }
   // A row, or as much of it as there are threads, at a time.
   constexpr int kBytes = static_cast<int>(sizeof(T));
   const int wide_log2 = g.across_log2 + kWidthLog2<T>;
-  const int taken = min(kThreads, 1 << wide_log2);
-  const int step = kThreads / taken;
-  for (int c = static_cast<int>(threadIdx.x) & (taken - 1); c < 1 << wide_log2; c += taken) {
+  const int taken = min(team.threads, 1 << wide_log2);
+  const int step = team.threads / taken;
+  for (int c = team.thread & (taken - 1); c < 1 << wide_log2; c += taken) {
     if (c >= rest) break;
-    int r = static_cast<int>(threadIdx.x) / taken;
+    int r = team.thread / taken;
     const char* from = base + r * row_bytes + c * s.channel * kBytes;
-    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g)) {
+    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g, team)) {
       char* to = slot + row_element<T>(g, r, c);
       const Index step_bytes = opaque(step * row_bytes);
       const int count = g.leaf << kWidthLog2<T>;
@@ -592,14 +610,15 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
 /// Writes a slot's part of the tile to an output.
 template <class T>
 __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const Tile& t,
-                                           Index channel0, int rows, const char* slot) {
+                                           Index channel0, int rows, const char* slot,
+                                           const Team& team) {
   const Index row_bytes = s.time * static_cast<Index>(sizeof(T));
   char* base = s.data + t.position * row_bytes +
                (t.row * s.batch + channel0 * s.channel) * static_cast<Index>(sizeof(T));
   const Index rest = g.channels - channel0;
   const int low = t.low, high = t.high;
   if (s.vector) {
-    for (int e = threadIdx.x; e < rows << g.across_log2; e += kThreads) {
+    for (int e = team.thread; e < rows << g.across_log2; e += team.threads) {
       const int r = e >> g.across_log2, c = e & ((1 << g.across_log2) - 1);
       if (r >= low && r < high && c * kWidth<T> < rest) {
         store_streaming(base + r * row_bytes + c * kVectorBytes,
@@ -610,13 +629,13 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
   }
   constexpr int kBytes = static_cast<int>(sizeof(T));
   const int wide_log2 = g.across_log2 + kWidthLog2<T>;
-  const int taken = min(kThreads, 1 << wide_log2);
-  const int step = kThreads / taken;
-  for (int c = static_cast<int>(threadIdx.x) & (taken - 1); c < 1 << wide_log2; c += taken) {
+  const int taken = min(team.threads, 1 << wide_log2);
+  const int step = team.threads / taken;
+  for (int c = team.thread & (taken - 1); c < 1 << wide_log2; c += taken) {
     if (c >= rest) break;
-    int r = static_cast<int>(threadIdx.x) / taken;
+    int r = team.thread / taken;
     char* to = base + r * row_bytes + c * s.channel * kBytes;
-    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g)) {
+    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g, team)) {
       const char* from = slot + row_element<T>(g, r, c);
       const Index step_bytes = opaque(step * row_bytes);
       const int count = g.leaf << kWidthLog2<T>;
@@ -641,11 +660,11 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
 /// Zeros in the padding of the tile's channels.
 template <class T>
 __device__ __forceinline__ void pad_rows(const Steps& s, const Args& g, const Tile& t,
-                                         Index channel0, int channels) {
+                                         Index channel0, int channels, const Team& team) {
   if (s.data == nullptr) return;
   const Padding p = padding_of(g, t);
   const Index count = (p.end - p.begin) * channels;
-  for (Index e = threadIdx.x; e < count; e += kThreads) {
+  for (Index e = team.thread; e < count; e += team.threads) {
     const Index r = e / channels, c = e % channels;
     store_element<T>(s.data, t.row * s.batch + (p.begin + r) * s.time + (channel0 + c) * s.channel,
                      s.wide, Constant<Acc<T>>::of(0));
@@ -663,34 +682,48 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   extern __shared__ __align__(128) char slots[];
   __shared__ RowShared<T> shared;
 
+  const Team team(g);
   const int across = 1 << g.across_log2;
-  const int leaves = kThreads >> g.across_log2;
+  const int leaves = team.threads >> g.across_log2;
   const int rows = leaves * g.leaf;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp, block_warp = threadIdx.x / kWarp;
+  const int team_warps = team.threads / kWarp;
+  const int first_warp = team.number * team_warps, warp = block_warp - first_warp;
 
   await_clearing();
-  if (threadIdx.x == 0) {
-    const unsigned ticket = g.levels > 0 ? atomicAdd(g.ticket, 1u) : blockIdx.x;
-    shared.tile = tile_of<kBackward>(g, ticket, rows);
+  if (team.thread == 0) {
+    const unsigned ticket = g.levels > 0
+                                ? atomicAdd(g.ticket, 1u)
+                                : (blockIdx.x << g.teams_log2) + static_cast<unsigned>(team.number);
+    Tile& tile = shared.tile[team.number];
+    if (ticket < g.tile_items * g.groups) {
+      tile = tile_of<kBackward>(g, ticket, rows);
+    } else {
+      tile = {};
+      tile.group = g.groups;  // which has no channels
+    }
   }
   __syncthreads();
-  const Tile& t = shared.tile;  // not a copy: it would take 26 registers
-  const int width = across * W;  // channels of the tile
+  const Tile& t = shared.tile[team.number];  // not a copy: it would take 26 registers
+  const int width = across * W;              // channels of the tile
   const Index channel0 = t.group * width;
-  A* const maps_a = reinterpret_cast<A*>(slots + P::staged_bytes(g.leaf) + P::states_bytes(g.leaf));
+  char* const kept = slots + P::staged_bytes(g.leaf);
+  A* const maps_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
   A* const maps_x = maps_a + P::maps(across, width);
-  A* const enter = maps_x + P::maps(across, width);
+  A* const enter = maps_x + P::maps(across, width) + team.number * width;
+  char* const own_slots = slots + team.number * team.threads * g.leaf * kVectorBytes;
 
   // --- stage -----------------------------------------------------------------------------------
 #pragma unroll(P::slots > 3 ? 1 : P::slots)
   for (int s = 0; s < P::slots; ++s) {
-    stage_rows<T>(staged_array<P>(g, s), g, t, channel0, rows, slots + s * P::slot_bytes(g.leaf));
+    stage_rows<T>(staged_array<P>(g, s), g, t, channel0, rows,
+                  own_slots + s * P::slot_bytes(g.leaf), team);
   }
-  for (int ch = threadIdx.x; ch < width; ch += kThreads) {
+  for (int ch = team.thread; ch < width; ch += team.threads) {
     enter[ch] =
         channel0 + ch < g.channels ? load_state<T>(g.enter, t.sequence, channel0 + ch) : zero;
   }
-  RowLeaf<P, T> leaf(g, t, cell, slots, channel0, rows);
+  RowLeaf<P, T> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
 #pragma unroll
@@ -719,7 +752,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       maps_x[threadIdx.x * W + v] = map[v].x;
     }
     const unsigned cuts = __ballot_sync(kAllLanes, leaf.resets != 0);
-    if (lane == 0) shared.lane_cuts[warp] = cuts;
+    if (lane == 0) shared.lane_cuts[block_warp] = cuts;
     const Index step0 = t.step_of(leaf.row(g.leaf - 1), rows, g.reverse);
     const bool has_steps = leaf.valid != 0 && channels > 0;
     const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
@@ -773,10 +806,10 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     if (lane + across >= kWarp) {  // the band's last leaf
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        maps_a[warp * width + column * W + v] = map[v].a;
-        maps_x[warp * width + column * W + v] = map[v].x;
+        maps_a[block_warp * width + column * W + v] = map[v].a;
+        maps_x[block_warp * width + column * W + v] = map[v].x;
       }
-      shared.band_cut[warp] = cut;
+      shared.band_cut[block_warp] = cut;
     }
     // From here on: what precedes the leaf in its band.
 #pragma unroll
@@ -871,13 +904,13 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
                     run);
         }
       }
-      for (int b = 0; b < warp; ++b) run = apply(total(b, ch), run);
-      shared.band_enter[warp][ch] = run;
+      for (int b = first_warp; b < block_warp; ++b) run = apply(total(b, ch), run);
+      shared.band_enter[block_warp][ch] = run;
     }
     __syncwarp();
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      state[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[warp][column * W + v]);
+      state[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[block_warp][column * W + v]);
     }
   }
 
@@ -918,7 +951,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   };
   const auto pad = [&](const Steps& s) {
     pad_rows<T>(s, g, t, channel0,
-                static_cast<int>(min(static_cast<Index>(width), g.channels - channel0)));
+                static_cast<int>(min(static_cast<Index>(width), g.channels - channel0)), team);
   };
   if constexpr (kBackward) {
     if (!g.is_direct) __syncthreads();
@@ -927,7 +960,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       if (P::has(P::vectors, k) || g.sum_slot[k] >= 0) continue;
       if (is_staged(g.din[k])) {
         write_rows<T>(g.din[k], g, t, channel0, rows,
-                      slots + P::din_slot(k) * P::slot_bytes(g.leaf));
+                      own_slots + P::din_slot(k) * P::slot_bytes(g.leaf), team);
       }
       if (g.lengths != nullptr) pad(g.din[k]);
     }
@@ -942,14 +975,15 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       }
       __syncthreads();
       if (is_wide || lane < across) {
-        const int part = is_wide ? leaf.place : warp;
+        const int part = is_wide ? leaf.place : block_warp;
 #pragma unroll
         for (int v = 0; v < W; ++v) maps_a[part * width + column * W + v] = leaf.sum[k][v];
       }
       __syncthreads();
+      if (t.group >= g.groups) continue;
       A* to = reinterpret_cast<A*>(g.sums) +
               ((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * width;
-      for (int ch = threadIdx.x; ch < width; ch += kThreads) {
+      for (int ch = team.thread; ch < width; ch += team.threads) {
         A all = zero;
         if (is_wide) {
           const auto at = [&](int place) { return maps_a[place * width + ch]; };
@@ -957,7 +991,9 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
             all = all + ((at(p) + at(p + 1)) + (at(p + 2) + at(p + 3)));
           }
         } else {
-          for (int b = 0; b < kWarps; ++b) all = all + maps_a[b * width + ch];
+          for (int b = first_warp; b < first_warp + team_warps; ++b) {
+            all = all + maps_a[b * width + ch];
+          }
         }
         to[ch] = all;
       }
@@ -965,7 +1001,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   } else {
     if (is_staged(g.out)) {
       __syncthreads();
-      write_rows<T>(g.out, g, t, channel0, rows, slots);
+      write_rows<T>(g.out, g, t, channel0, rows, own_slots, team);
     }
     if (g.lengths != nullptr) pad(g.out);
   }
