@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "scanrnn/sru.hpp"
 #include "common/run.hpp"
 #include "common/validate.hpp"
-#include "scanrnn/cells.hpp"
 
 namespace scanrnn {
 namespace {
@@ -21,7 +21,7 @@ Problem make_inputs(const Checker& check, const Call& call, const SruCell& cell)
   check.state("c0", call.c0);
 
   Problem p = check.problem(call.sequences);
-  p.set_cell(CellKind::sru, cell);
+  p.set_cell(cell_type<SruCell>(), &cell);
   const auto zero = [&] {
     ConstArray<3> array{absent_input(), check.dtype, {}, {}};
     for (int i = 0; i < 3; ++i) array.shape[i] = call.u.shape[i];
@@ -131,13 +131,6 @@ Problem make_problem(const SruBackward& call, const SruCell& cell, Device device
 }
 
 }  // namespace
-
-std::int64_t checkpoint_rows(std::int64_t batch, std::int64_t time, std::int64_t sequences) {
-  // A packed sequence that starts at step s has its first row at s / kLeafSteps + n, which leaves
-  // room for every sequence before it.
-  if (batch == 1) return time / kLeafSteps + (sequences > 0 ? sequences : 1);
-  return batch * (time / kLeafSteps + 1);
-}
 
 std::size_t sru_forward_workspace_bytes(const SruForward& call, const Target& target) {
   const SruCell cell = cell_of(call.activation);

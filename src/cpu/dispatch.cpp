@@ -98,12 +98,7 @@ const InstructionSet& instruction_set() { return current().load()->set(); }
 
 const CellKernels& kernels_of(const Problem& problem, const InstructionSet& set) {
   const int type = static_cast<int>(problem.accumulation) - static_cast<int>(DType::f32);
-  switch (problem.kind) {
-    case CellKind::sru:
-      return set.sru[type];
-    default:
-      return set.scan[type];
-  }
+  return set.cell[static_cast<int>(problem.type->kind)][type];
 }
 
 std::size_t workspace_bytes(const Problem& problem) {

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "scanrnn/core/cell.hpp"
+#include "scanrnn/core/cells/list.hpp"
 #include "scanrnn/types.hpp"
 
 namespace scanrnn::cpu {
@@ -137,9 +137,8 @@ inline constexpr int kFloatDTypes = 6;  // f16 .. c128, the first entries of DTy
 
 struct InstructionSet {
   const char* name;
-  /// Indexed by accumulation type: f32, f64, c64, c128 (DType minus f32).
-  CellKernels scan[4];
-  CellKernels sru[2];
+  /// Indexed by CellKind, then by accumulation type: f32, f64, c64, c128 (DType minus f32).
+  CellKernels cell[kCells][4];
   MapKernels map[4];
   Transfer load[kFloatDTypes];   ///< caller's array of that dtype -> rows
   Transfer store[kFloatDTypes];  ///< rows -> caller's array

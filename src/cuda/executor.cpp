@@ -103,7 +103,7 @@ struct Table {
 Entry& entry_of(const Problem& p) {
   static Table table;
   const int dtype = static_cast<int>(p.dtype);
-  return p.kind == CellKind::sru ? table.sru[dtype] : table.scan[dtype];
+  return p.type->kind == CellKind::sru ? table.sru[dtype] : table.scan[dtype];
 }
 
 enum class Way { rows, columns, serial };
