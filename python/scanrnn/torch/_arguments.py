@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ._cells import ACTIVATIONS
 from ._ops import ACCUMULATION, OptTensor, check_dtype, check_shape, name_of
 
 Activation: TypeAlias = Literal["identity", "tanh", "relu", "silu", "sigmoid", "positive"]
+SruActivation: TypeAlias = Literal["identity", "tanh", "relu"]
 PaddingSide: TypeAlias = Literal["right", "left"]
 #: cu_seqlens, lengths, reset, reverse, left_padded
 Sequences: TypeAlias = tuple[OptTensor, OptTensor, OptTensor, bool, bool]
@@ -32,10 +33,11 @@ class SequenceOptions(TypedDict, total=False):
 _CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 
-def activation_code(fn: str, activation: str) -> int:
-    """The operator's code for an activation's name."""
-    if activation not in _CODES:
-        raise ValueError(f"{fn}: activation is {activation!r}, expected one of {[*_CODES]}")
+def activation_code(fn: str, activation: str, allowed: Any = Activation) -> int:
+    """The operator's code for an activation's name, one of a Literal's."""
+    names = get_args(allowed)
+    if activation not in names:
+        raise ValueError(f"{fn}: activation is {activation!r}, expected one of {[*names]}")
     return _CODES[activation]
 
 

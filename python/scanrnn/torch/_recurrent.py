@@ -388,7 +388,7 @@ class Recurrent(nn.Module, Generic[StateT]):
             raise ValueError(
                 f"{fn}: input has shape {tuple(input.shape)}, expected {self.input_size} features"
             )
-        dtype = next(self.parameters()).dtype
+        dtype = next(p.dtype for p in self._parameters.values() if p is not None)
         if input.dtype != dtype and not autocast_applies(input):
             raise TypeError(
                 f"{fn}: input has dtype {name_of(input.dtype)}, expected {name_of(dtype)} "

@@ -41,6 +41,7 @@ from ._arguments import (
     Layout,
     PaddingSide,
     SequenceOptions,
+    SruActivation,
     activation_code,
     one_dtype,
     require_tensor,
@@ -69,7 +70,7 @@ __all__ = [
 ]
 
 
-_COMPLEX = (torch.complex64, torch.complex128)
+_LRU_DTYPES = (torch.complex64, torch.complex128, torch.float32, torch.float64)
 
 
 def _cell(
@@ -171,7 +172,7 @@ def sru(
     bias_r: Tensor | None = None,
     c0: Tensor | None = None,
     *,
-    activation: Activation = "identity",
+    activation: SruActivation = "identity",
     return_final: Literal[False] = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor: ...
@@ -185,7 +186,7 @@ def sru(
     bias_r: Tensor | None = None,
     c0: Tensor | None = None,
     *,
-    activation: Activation = "identity",
+    activation: SruActivation = "identity",
     return_final: Literal[True],
     **sequences: Unpack[SequenceOptions],
 ) -> tuple[Tensor, Tensor]: ...
@@ -199,7 +200,7 @@ def sru(
     bias_r: Tensor | None = None,
     c0: Tensor | None = None,
     *,
-    activation: Activation = "identity",
+    activation: SruActivation = "identity",
     return_final: bool,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -212,7 +213,7 @@ def sru(
     bias_r: Tensor | None = None,
     c0: Tensor | None = None,
     *,
-    activation: Activation = "identity",
+    activation: SruActivation = "identity",
     axis: int = -2,
     reverse: bool = False,
     cu_seqlens: Any = None,
@@ -237,8 +238,7 @@ def sru(
         bias_f: (D,) in u's dtype or its accumulation dtype; None means zeros.
         bias_r: likewise.
         c0: states before the first step; None means zeros.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (x + 1/2 for
-            x >= 0, sigmoid(x) below).
+        activation: g, "identity", "tanh" or "relu".
         axis: the time axis, as in `scan`; likewise all that follow.
         reverse: see axis.
         cu_seqlens: see axis.
@@ -260,7 +260,7 @@ def sru(
         {"u": u, "f": f, "r": r, "skip": skip},
         {"bias_f": bias_f, "bias_r": bias_r},
         ("c0", c0),
-        [activation_code("sru", activation)],
+        [activation_code("sru", activation, SruActivation)],
         axis,
         reverse,
         cu_seqlens,
@@ -280,7 +280,7 @@ def sru_step(
     bias_r: Tensor | None = None,
     c: Tensor | None = None,
     *,
-    activation: Activation = "identity",
+    activation: SruActivation = "identity",
 ) -> tuple[Tensor, Tensor]:
     """One step of `sru`, for decoding: what a sequence of one step gives.
 
@@ -373,7 +373,8 @@ def gilr(
             have in common.
         z: impulses before g.
         h0: states before the first step; None means zeros.
-        activation: g, as in `sru`.
+        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (x + 1/2 for
+            x >= 0, sigmoid(x) below).
         axis: the time axis, as in `scan`; likewise all that follow.
         reverse: see axis.
         cu_seqlens: see axis.
@@ -496,7 +497,7 @@ def hgrn(
         bound: (D,), lower bounds of the gates, from 0 to 1 (the values are not checked), in f's
             dtype or its accumulation dtype; None means zeros.
         h0: states before the first step; None means zeros.
-        activation: g, as in `sru`.
+        activation: g, as in `gilr`.
         axis: the time axis, as in `scan`; likewise all that follow.
         reverse: see axis.
         cu_seqlens: see axis.
@@ -615,7 +616,7 @@ def min_gru(
             have in common.
         v: candidates before g.
         h0: states before the first step; None means zeros.
-        activation: g, as in `sru`.
+        activation: g, as in `gilr`.
         axis: the time axis, as in `scan`; likewise all that follow.
         reverse: see axis.
         cu_seqlens: see axis.
@@ -737,7 +738,7 @@ def min_lstm(
         i: input gates before the sigmoid.
         v: candidates before g.
         h0: states before the first step; None means zeros.
-        activation: g, as in `sru`.
+        activation: g, as in `gilr`.
         axis: the time axis, as in `scan`; likewise all that follow.
         reverse: see axis.
         cu_seqlens: see axis.
@@ -867,7 +868,7 @@ def qrnn(
         o: output gates before the sigmoid.
         i: input gates before the sigmoid, not without o.
         c0: states before the first step; None means zeros.
-        activation: g, as in `sru`.
+        activation: g, as in `gilr`.
         axis: the time axis, as in `scan`; likewise all that follow.
         reverse: see axis.
         cu_seqlens: see axis.
@@ -1128,16 +1129,15 @@ def lru(
         h_t = lambda * h_{t-1} + gamma * u_t
 
     Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", 2023, equation 7.
-    It is `scan` with gates broadcast over batch and time: only lambda, h and h0 are saved. Complex
-    gradients follow PyTorch's convention.
+    |lambda| < 1 for every nu. It is `scan` with gates broadcast over batch and time: only lambda, h
+    and h0 are saved. Complex gradients follow PyTorch's convention.
 
     Args:
-        u: inputs B x, (B, T, D) by default, complex64 or complex128.
-        nu: (D,), logarithms of the decay rates, in u's real dtype.
-        theta: (D,), logarithms of the phases in radians a step, in u's real dtype.
-        gamma: (D,) in u's real dtype, factor of the inputs (sqrt(1 - |lambda|^2) in the paper's
-            initialisation); None means 1. A scaled copy of u is made: where B is a weight of
-            yours, scale its rows instead.
+        u: inputs B x, (B, T, D) by default, complex64 or complex128, or float32 or float64.
+        nu: (D,), logarithms of the decay rates, float32 or float64 like the parts of u.
+        theta: (D,), logarithms of the phases in radians a step, in nu's dtype.
+        gamma: (D,), factor of the inputs, in nu's dtype; None means sqrt(1 - |lambda|^2). It makes
+            a scaled copy of u: where B is a weight of yours, scale its rows and pass ones.
         h0: states before the first step, complex, u's shape without the time axis; None means
             zeros.
         axis: the time axis, as in `scan`; likewise all that follow.
@@ -1157,22 +1157,26 @@ def lru(
     """
     fn = "lru"
     require_tensor(fn, "u", u)
-    check_dtype(fn, "u", u, _COMPLEX)
+    check_dtype(fn, "u", u, _LRU_DTYPES)
     channel = -2 if u.ndim > 1 and axis in (-1, u.ndim - 1) else -1
     D = 1 if u.ndim == 1 else u.shape[channel]
+    real = u.dtype.to_real()
+    require_tensor(fn, "nu", nu)
+    require_tensor(fn, "theta", theta)
     for name, t in (("nu", nu), ("theta", theta), ("gamma", gamma)):
-        if t is not None or name != "gamma":
-            require_tensor(fn, name, t)
-        check_dtype(fn, name, t, (u.real.dtype,))
+        check_dtype(fn, name, t, (real,))
         check_shape(fn, name, t, (D,))
     check_devices(fn, u=u, nu=nu, theta=theta, gamma=gamma, h0=h0)
+    rate = torch.exp(nu)
+    if gamma is None:
+        gamma = torch.sqrt(-torch.expm1(-2 * rate))
 
     def along(t: Tensor) -> Tensor:
         return t.unsqueeze(-1) if channel == -2 else t
 
     return scan(
-        along(torch.exp(torch.complex(-torch.exp(nu), torch.exp(theta)))),
-        u if gamma is None else along(gamma) * u,
+        along(torch.exp(torch.complex(-rate, torch.exp(theta)))),
+        (along(gamma) * u).to(real.to_complex()),
         h0,
         axis=axis,
         reverse=reverse,

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ._arguments import Activation, activation_code, state_dtype
+from ._arguments import Activation, SruActivation, activation_code, state_dtype
 from ._ops import OptTensor, name_of, previous_state, scan
 from ._recurrent import Options, Recurrent
 
@@ -69,7 +69,7 @@ class SRU(Recurrent[Tensor]):
         bidirectional: run a second direction from the end; outputs are concatenated.
         device: of the parameters.
         dtype: of the parameters.
-        activation: g, "identity", "tanh" or "relu", "silu", "sigmoid" or "positive".
+        activation: g, "identity", "tanh" or "relu".
         highway: "auto" takes the layer's input for x' if it is as wide as the layer's output, each
             direction taking its half, and a learned projection of it if not; "projection" always
             learns one; "none" leaves (1 - r_t) * x'_t out.
@@ -108,7 +108,7 @@ class SRU(Recurrent[Tensor]):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: Activation = "identity",
+        activation: SruActivation = "identity",
         highway: Highway = "auto",
         highway_scale: float = 1.0,
         variational: bool = False,
@@ -121,7 +121,7 @@ class SRU(Recurrent[Tensor]):
         self.activation = activation
         self.highway = highway
         self.highway_scale = float(highway_scale)
-        self._activation = activation_code(self._fn, activation)
+        self._activation = activation_code(self._fn, activation, SruActivation)
         self._build(device, dtype)
 
     def _shapes(self, features: int) -> dict[str, tuple[int, ...]]:
@@ -218,7 +218,7 @@ class GILR(_Gated):
         bidirectional: run a second direction from the end; outputs are concatenated.
         device: of the parameters.
         dtype: of the parameters.
-        activation: g, "tanh" unless given; as in `scanrnn.torch.sru`.
+        activation: g, "tanh" unless given; as in `scanrnn.torch.gilr`.
         proj_size: features of the output of each direction, 0 for hidden_size.
         variational: dropout keeps one mask for all steps of a sequence.
 
@@ -251,7 +251,7 @@ class MinGRU(_Gated):
         bidirectional: run a second direction from the end; outputs are concatenated.
         device: of the parameters.
         dtype: of the parameters.
-        activation: g, "identity" unless given; as in `scanrnn.torch.sru`.
+        activation: g, "identity" unless given; as in `scanrnn.torch.gilr`.
         proj_size: features of the output of each direction, 0 for hidden_size.
         variational: dropout keeps one mask for all steps of a sequence.
 
@@ -290,7 +290,7 @@ class MinLSTM(_Gated):
         bidirectional: run a second direction from the end; outputs are concatenated.
         device: of the parameters.
         dtype: of the parameters.
-        activation: g, "identity" unless given; as in `scanrnn.torch.sru`.
+        activation: g, "identity" unless given; as in `scanrnn.torch.gilr`.
         proj_size: features of the output of each direction, 0 for hidden_size.
         variational: dropout keeps one mask for all steps of a sequence.
 
@@ -356,7 +356,7 @@ class QRNN(Recurrent[Any]):
         window: width of the convolution over time, 1 or 2.
         pooling: "f", "fo" or "ifo".
         zoneout: probability of zoneout, not with ifo-pooling.
-        activation: g, as in `scanrnn.torch.sru`.
+        activation: g, as in `scanrnn.torch.gilr`.
         proj_size: features of the output of each direction, 0 for hidden_size.
         variational: dropout keeps one mask for all steps of a sequence.
 
@@ -624,7 +624,7 @@ class HGRN(Recurrent[Tensor]):
             which becomes a buffer; or None for no bounds.
         output_gate: whether there is an output gate.
         norm_eps: added to the mean square in the output gate's norm.
-        activation: g, as in `scanrnn.torch.sru`.
+        activation: g, as in `scanrnn.torch.gilr`.
         proj_size: features of the output of each direction, 0 for hidden_size.
         variational: dropout keeps one mask for all steps of a sequence.
 
