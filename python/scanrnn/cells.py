@@ -332,8 +332,8 @@ def sru_vjp(
 ) -> SruGrads:
     """Gradients of `sru`, for NumPy, CuPy and DLPack arrays.
 
-    PyTorch and JAX differentiate `sru` itself. States and gates are recomputed from the checkpoints. Sums over batch and time (the biases')
-    have a fixed order.
+    PyTorch and JAX differentiate `sru` itself. States and gates are recomputed from the
+    checkpoints. Sums over batch and time (the biases') have a fixed order.
 
     Args:
         u: as given to `sru`, and likewise all up to c0.
@@ -462,8 +462,8 @@ def gilr(
         f'_t = sigmoid(f_t)
         h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
 
-    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018, section 3.
-    With g = tanh it is QRNN's f-pooling too.
+    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018, section
+    3. With g = tanh it is QRNN's f-pooling too.
 
     Args:
         f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
@@ -642,8 +642,8 @@ def hgrn(
         f'_t = bound + (1 - bound) * sigmoid(f_t)
         h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
 
-    Qin et al., "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", 2023, equations
-    2 to 5, for real states.
+    Qin et al., "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", 2023,
+    equations 2 to 5, for real states.
 
     Args:
         f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
@@ -703,7 +703,8 @@ def hgrn_vjp(
 ) -> HgrnGrads:
     """Gradients of `hgrn`, for NumPy, CuPy and DLPack arrays.
 
-    PyTorch and JAX differentiate `hgrn` itself. Gates are recomputed. Sums over batch and time have a fixed order.
+    PyTorch and JAX differentiate `hgrn` itself. Gates are recomputed. Sums over batch and time have
+    a fixed order.
 
     Args:
         f: as given to `hgrn`, and likewise all up to h0.
@@ -1266,7 +1267,8 @@ def qrnn_vjp(
 ) -> QrnnGrads:
     """Gradients of `qrnn`, for NumPy, CuPy and DLPack arrays.
 
-    PyTorch and JAX differentiate `qrnn` itself. Gates are recomputed, and so are states, from the checkpoints.
+    PyTorch and JAX differentiate `qrnn` itself. Gates are recomputed, and so are states, from the
+    checkpoints.
 
     Args:
         z: as given to `qrnn`, and likewise all up to c0.
@@ -1463,7 +1465,8 @@ def rg_lru_vjp(
 ) -> RgLruGrads:
     """Gradients of `rg_lru`, for NumPy, CuPy and DLPack arrays.
 
-    PyTorch and JAX differentiate `rg_lru` itself. Gates are recomputed. Sums over batch and time have a fixed order.
+    PyTorch and JAX differentiate `rg_lru` itself. Gates are recomputed. Sums over batch and time
+    have a fixed order.
 
     Args:
         x: as given to `rg_lru`, and likewise all up to h0.
@@ -1678,7 +1681,7 @@ def _vjp(
         ]
 
 
-def _step(function: _Function, values: Sequence[Any], options: dict[str, Any]) -> Any:
+def _step(function: _Function, values: Sequence[Any], options: dict[str, Any]) -> tuple[Any, Any]:
     """The output of one step, and the state after it."""
     *inputs, state = values
     vectors = _vectors(function)
