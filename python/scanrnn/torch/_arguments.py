@@ -236,3 +236,11 @@ def to_device_of(fn: str, name: str, t: Tensor, x: Tensor) -> Tensor:
         )
     # From pinned memory, which PyTorch keeps until the copy is done. Otherwise it would wait.
     return t.pin_memory().to(x.device, non_blocking=True)
+
+
+def without_padding(x: Tensor, lengths: Tensor, left_padded: bool) -> Tensor:
+    """A copy of x, (*batch, T, D), with zeros in its padding."""
+    T = x.shape[-2]
+    t, n = torch.arange(T, device=x.device), lengths.unsqueeze(-1)
+    padding = t < T - n if left_padded else t >= n
+    return x.masked_fill(padding.unsqueeze(-1), 0)

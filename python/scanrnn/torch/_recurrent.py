@@ -20,6 +20,7 @@ from ._arguments import (
     index_tensor,
     state_dtype,
     to_device_of,
+    without_padding,
 )
 from ._ops import OptTensor, check_shape, name_of
 
@@ -415,7 +416,8 @@ class Recurrent(nn.Module, Generic[StateT]):
         if lengths is not None:
             check_shape(fn, "lengths", lengths, () if single else (x.shape[batch_axis],))
             lengths = lengths.unsqueeze(0) if single else lengths
-            x = self._without_padding(x, lengths, padding_side == "left")
+            # A NaN in the padding would reach the weights' gradients, which are 0 * NaN there.
+            x = self._swap(without_padding(self._swap(x), lengths, padding_side == "left"))
         N = x.shape[batch_axis] if cu_seqlens is None else len(cu_seqlens) - 1
         without_batch = single and cu_seqlens is None
         self._check_states(states, () if without_batch else (N,))
@@ -436,13 +438,6 @@ class Recurrent(nn.Module, Generic[StateT]):
             x.squeeze(batch_axis) if single else x,
             [h.squeeze(1) for h in h_n] if without_batch else h_n,
         )
-
-    def _without_padding(self, x: Tensor, lengths: Tensor, left_padded: bool) -> Tensor:
-        """The input with zeros in its padding: NaN there would reach the weights' gradients."""
-        T = x.shape[1 if self.batch_first else 0]
-        t, n = torch.arange(T, device=x.device), lengths[:, None]
-        padding = t < T - n if left_padded else t >= n
-        return x.masked_fill(self._swap(padding).unsqueeze(-1), 0)
 
     def _drop(self, x: Tensor, cu_seqlens: OptTensor) -> Tensor:
         """Dropout between layers."""

@@ -46,6 +46,7 @@ from ._arguments import (
     one_dtype,
     require_tensor,
     state_dtype,
+    without_padding,
 )
 from ._ops import REAL, OptTensor, check_devices, check_dtype, check_shape
 from .functional import scan
@@ -70,7 +71,13 @@ __all__ = [
 ]
 
 
-_LRU_DTYPES = (torch.complex64, torch.complex128, torch.float32, torch.float64)
+#: What u of the LRU may be, and the dtypes of real and of complex numbers that go with it.
+_LRU_DTYPES = {
+    torch.complex64: (torch.float32, torch.complex64),
+    torch.complex128: (torch.float64, torch.complex128),
+    torch.float32: (torch.float32, torch.complex64),
+    torch.float64: (torch.float64, torch.complex128),
+}
 
 
 def _cell(
@@ -1160,23 +1167,29 @@ def lru(
     check_dtype(fn, "u", u, _LRU_DTYPES)
     channel = -2 if u.ndim > 1 and axis in (-1, u.ndim - 1) else -1
     D = 1 if u.ndim == 1 else u.shape[channel]
-    real = u.dtype.to_real()
+    real_dtype, complex_dtype = _LRU_DTYPES[u.dtype]
     require_tensor(fn, "nu", nu)
     require_tensor(fn, "theta", theta)
     for name, t in (("nu", nu), ("theta", theta), ("gamma", gamma)):
-        check_dtype(fn, name, t, (real,))
+        check_dtype(fn, name, t, (real_dtype,))
         check_shape(fn, name, t, (D,))
     check_devices(fn, u=u, nu=nu, theta=theta, gamma=gamma, h0=h0)
     rate = torch.exp(nu)
     if gamma is None:
         gamma = torch.sqrt(-torch.expm1(-2 * rate))
+    if lengths is not None:
+        # The scan reads no padding, but the product with gamma would carry a NaN from there.
+        layout = Layout(fn, "u", u, axis)
+        _, lengths, *_ = layout.sequences(False, None, lengths, None, padding_side)
+        u = layout.restore(without_padding(layout.canonical(u), lengths, padding_side == "left"))
+        lengths = lengths.squeeze(0) if u.ndim < 3 else lengths
 
     def along(t: Tensor) -> Tensor:
         return t.unsqueeze(-1) if channel == -2 else t
 
     return scan(
         along(torch.exp(torch.complex(-rate, torch.exp(theta)))),
-        (along(gamma) * u).to(real.to_complex()),
+        (along(gamma) * u).to(complex_dtype),
         h0,
         axis=axis,
         reverse=reverse,

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ._arguments import Activation, SruActivation, activation_code, state_dtype
+from ._arguments import Activation, SruActivation, activation_code, state_dtype, without_padding
 from ._ops import OptTensor, name_of, previous_state, scan
 from ._recurrent import Options, Recurrent
 
@@ -906,7 +906,7 @@ class _Diagonal(Recurrent[Tensor]):
         if self.bias:
             y = y + self._of("bias", layer)
         if options[1] is not None:
-            y = self._without_padding(y, options[1], options[4])
+            y = self._swap(without_padding(self._swap(y), options[1], options[4]))
         return y.to(products.dtype), (torch.stack(finals),)
 
 
