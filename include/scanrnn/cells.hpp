@@ -30,7 +30,9 @@ inline ConstArray<3> per_channel(const ConstArray<1>& vector) {
   if (!vector) return {};
   return {vector.data, vector.dtype, {1, 1, vector.shape[0]}, {0, 0, vector.stride[0]}};
 }
-inline Array<3> per_channel(const Array<1>& vector) {
+template <int Rank>  // 1; a list in braces is a ConstArray
+Array<3> per_channel(const Array<Rank>& vector) {
+  static_assert(Rank == 1);
   if (!vector) return {};
   return {vector.data, vector.dtype, {1, 1, vector.shape[0]}, {0, 0, vector.stride[0]}};
 }

@@ -5,7 +5,6 @@
 #include "scanrnn/cells.hpp"
 #include "scanrnn/error.hpp"
 #include "scanrnn/scan.hpp"
-#include "scanrnn/sru.hpp"
 #include "scanrnn/trace.hpp"
 #include "scanrnn/types.hpp"
 #include "scanrnn/version.hpp"

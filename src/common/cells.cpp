@@ -9,11 +9,11 @@
 
 namespace scanrnn {
 
-#define SCANRNN_TYPE(name, Cell)                                                        \
-  template <>                                                                           \
-  const CellType& cell_type<Cell>() {                                                   \
-    static const CellType type = detail::Describe<Cell>::type(CellKind::name, nullptr); \
-    return type;                                                                        \
+#define SCANRNN_TYPE(name, Cell)                                               \
+  template <>                                                                  \
+  const CellType& cell_type<Cell>() {                                          \
+    static const CellType type = detail::Describe<Cell>::type(CellKind::name); \
+    return type;                                                               \
   }
 SCANRNN_CELLS(SCANRNN_TYPE)
 #undef SCANRNN_TYPE
@@ -182,10 +182,11 @@ void make_problem(const AnyCellBackward& call, Device device, CellProblem& p) {
     const std::string name = gradient_of(type.names[i]);
     if (type.has(type.vector_inputs, i)) {
       check_vector(check, name.c_str(), call.din[i]);
+      check.distinct(name.c_str(), call.din[i].shape + 2, call.din[i].stride + 2, 1);
     } else {
       check.full(name.c_str(), call.din[i]);
+      check.distinct(name.c_str(), call.din[i]);
     }
-    check.distinct(name.c_str(), call.din[i]);
     p.problem.din[i] = call.din[i];
   }
   const std::string dinitial = gradient_of(type.state) + "0";

@@ -131,6 +131,13 @@ struct TransferArgs {
   bool past_cache = false;  ///< to an array too large to be worth caching
 };
 
+/// The kernels of a cell that isn't the library's, for the one instruction set that its file was
+/// compiled for.
+struct CustomCell {
+  const char* isa;
+  CellKernels kernels[2];  ///< float, double
+};
+
 using Transfer = void (*)(const TransferArgs&);
 
 inline constexpr int kFloatDTypes = 6;  // f16 .. c128, the first entries of DType

@@ -14,6 +14,9 @@ namespace scanrnn {
 namespace cpu {
 struct CustomCell;
 }
+namespace cuda {
+struct CustomCell;
+}
 
 /// A run-time option of a cell. Those of an enum are whole numbers.
 struct CellOption {
@@ -22,6 +25,10 @@ struct CellOption {
   double least = 0, most = 0;
   bool is_whole = false;
 };
+
+/// Where custom_cell.cuh leaves the kernels of a cell that isn't the library's.
+template <class Cell>
+inline cuda::CustomCell* custom_cuda_kernels = nullptr;
 
 /// Room for any cell.
 struct CellStorage {
@@ -47,8 +54,10 @@ struct CellType {
   /// A copy that knows which inputs are given.
   void (*copy)(const void* cell, unsigned given, CellStorage& copy);
 
-  CellKind kind;                  ///< of the library's own cells
-  const cpu::CustomCell* on_cpu;  ///< kernels of all others
+  CellKind kind;
+  /// Kernels of a cell that isn't the library's; null: none were compiled for that backend.
+  const cpu::CustomCell* on_cpu;
+  cuda::CustomCell* const* on_cuda;
 
   bool has(unsigned mask, int input) const { return (mask >> input & 1u) != 0; }
 };
@@ -96,7 +105,8 @@ struct Describe {
     cell->given(given);
   }
 
-  static CellType type(CellKind kind, const cpu::CustomCell* on_cpu) {
+  static CellType type(CellKind kind, const cpu::CustomCell* on_cpu = nullptr,
+                       cuda::CustomCell* const* on_cuda = nullptr) {
     return {Cell::name,
             Cell::state,
             Cell::inputs,
@@ -113,13 +123,14 @@ struct Describe {
             construct,
             copy,
             kind,
-            on_cpu};
+            on_cpu,
+            on_cuda};
   }
 };
 
 }  // namespace detail
 
-/// The type of a cell. The library has those of its own cells; for others, see custom_cell.hpp.
+/// The type of a cell. The library has those of its own cells; custom_cell.hpp makes others.
 template <class Cell>
 const CellType& cell_type();
 
