@@ -247,7 +247,7 @@ class Cell:
         tensors.append(torch.randn(N, D, dtype=wide))
         return [t.requires_grad_(requires_grad) for t in tensors]
 
-    def loop(self, *args, reset=None, activation=None, **options):
+    def loop(self, *args, reset=None, activation=None, c=None, **options):
         """The equations, one step after the other: (y, final)."""
         *args, state = args
         present = len(self.full)
@@ -255,19 +255,21 @@ class Cell:
         keywords = {}
         if self.g is not None:
             keywords["g"] = ALL_ACTIVATIONS[self.g if activation is None else activation]
+        if c is not None:
+            keywords["c"] = c
         u = full[0]
         B, T, D = u.shape
         vectors = {n: v for n, v in zip(self.vectors, vectors, strict=True) if v is not None}
         outputs, finals = {}, []
         for n, (b, steps) in enumerate(runs(B, T, **options)):
-            c = u.new_zeros(D) if state is None else state[n]
+            held = u.new_zeros(D) if state is None else state[n]
             for t in steps:
-                before = torch.zeros_like(c) if reset is not None and reset[b][t] else c
+                before = torch.zeros_like(held) if reset is not None and reset[b][t] else held
                 own = {
                     name: x[b, t] for name, x in zip(self.full, full, strict=True) if x is not None
                 }
-                outputs[b, t], c = self.step(before, **own, **vectors, **keywords)
-            finals.append(c)
+                outputs[b, t], held = self.step(before, **own, **vectors, **keywords)
+            finals.append(held)
         return _stack(outputs, u), torch.stack(finals) if finals else u.new_zeros(0, D)
 
     def both(self, *args, **options):
