@@ -6,6 +6,9 @@ also one step for decoding (`sru_step`), and a layer with its parameters in a di
 and `sru_layer`). `scanrnn.jax.nnx` has the layers as Flax modules.
 """
 
+import importlib
+from typing import Any
+
 try:
     import jax
 except ImportError as error:
@@ -112,3 +115,9 @@ __all__ = [
     "sru_layer",
     "sru_step",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "nnx":  # needs Flax, which little else does
+        return importlib.import_module(".nnx", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

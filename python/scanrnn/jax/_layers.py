@@ -675,6 +675,7 @@ def lru_init(
     input_size: int,
     hidden_size: int,
     *,
+    output_size: int | None = None,
     min_radius: float = 0.0,
     max_radius: float = 1.0,
     max_phase: float = 2 * math.pi,
@@ -684,8 +685,9 @@ def lru_init(
 
     Args:
         key: a JAX random key.
-        input_size: features of the input and of the output.
+        input_size: features of the input.
         hidden_size: complex numbers in the state.
+        output_size: features of the output; None means input_size.
         min_radius: smallest |lambda|.
         max_radius: largest |lambda|.
         max_phase: largest phase of lambda, in radians.
@@ -694,14 +696,16 @@ def lru_init(
     Returns:
         "nu" and "theta" (hidden_size,), such that lambda is uniform on the ring sector; "gamma"
         (hidden_size,), the logarithm of sqrt(1 - |lambda|^2); "B" (input_size, 2, hidden_size) and
-        "C" (hidden_size, 2, input_size), real and imaginary parts, normal with variances
-        1 / (2 * input_size) and 1 / hidden_size; "D" (input_size,), standard normal.
+        "C" (hidden_size, 2, output_size), real and imaginary parts, normal with variances
+        1 / (2 * input_size) and 1 / hidden_size; "D" (input_size,), standard normal, or where the
+        sizes differ (input_size, output_size), normal with variance 1 / input_size.
 
     Raises:
         ValueError: a size is below 1, or the radii or the phase are out of order.
     """
     fn = "lru_init"
-    _check_sizes(fn, input_size=input_size, hidden_size=hidden_size)
+    output_size = input_size if output_size is None else output_size
+    _check_sizes(fn, input_size=input_size, hidden_size=hidden_size, output_size=output_size)
     if not 0 <= min_radius < max_radius <= 1:
         raise ValueError(
             f"{fn}: min_radius is {min_radius} and max_radius is {max_radius}, expected "
@@ -711,19 +715,24 @@ def lru_init(
         raise ValueError(f"{fn}: max_phase is {max_phase}, expected a positive number")
     keys = jax.random.split(key, 5)
     tiny = float(np.finfo(np.dtype(dtype)).eps)  # so that no logarithm is infinite
-    shape = (hidden_size,)
-    square = jax.random.uniform(keys[0], shape, dtype, min_radius**2, max_radius**2)
-    square = jnp.clip(square, tiny, 1 - tiny)
-    nu = jnp.log(-0.5 * jnp.log(square))
+    radius2, phase = (
+        jax.random.uniform(k, (hidden_size,), dtype, tiny, 1 - tiny) for k in keys[:2]
+    )
+    nu = jnp.log(-0.5 * jnp.log(min_radius**2 + (max_radius**2 - min_radius**2) * radius2))
+
+    def normal(key: Array, shape: tuple[int, ...], variance: float) -> Array:
+        return jax.random.normal(key, shape, dtype) * math.sqrt(variance)
+
+    same = output_size == input_size
     return {
         "nu": nu,
-        "theta": jnp.log(max_phase * jax.random.uniform(keys[1], shape, dtype, tiny)),
+        "theta": jnp.log(max_phase * phase),
         "gamma": jnp.log(input_scale(nu)),
-        "B": jax.random.normal(keys[2], (input_size, 2, hidden_size), dtype)
-        / math.sqrt(2 * input_size),
-        "C": jax.random.normal(keys[3], (hidden_size, 2, input_size), dtype)
-        / math.sqrt(hidden_size),
-        "D": jax.random.normal(keys[4], (input_size,), dtype),
+        "B": normal(keys[2], (input_size, 2, hidden_size), 1 / (2 * input_size)),
+        "C": normal(keys[3], (hidden_size, 2, output_size), 1 / hidden_size),
+        "D": normal(keys[4], (input_size,), 1)
+        if same
+        else normal(keys[4], (input_size, output_size), 1 / input_size),
     }
 
 
@@ -746,8 +755,8 @@ def lru_layer(
         options: as in `sru_layer`.
 
     Returns:
-        (y, hT): the outputs, with x's shape and dtype and 0 where there is no step, and the states
-        after the last steps, complex in h0's shape.
+        (y, hT): the outputs (..., T, output_size), and the states after the last steps, complex in
+        h0's shape.
 
     Raises:
         ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
@@ -760,4 +769,5 @@ def lru_layer(
     h, final = run_lru(fn, u, params["nu"], params["theta"], scale, ("h0", h0), **options)
     real, imaginary = params["C"][:, 0], params["C"][:, 1]
     y = jnp.tensordot(h.real, real, 1) - jnp.tensordot(h.imag, imaginary, 1)
-    return y + params["D"] * x, final
+    skip = params["D"]
+    return y + (x * skip if skip.ndim == 1 else jnp.tensordot(x, skip, 1)), final
