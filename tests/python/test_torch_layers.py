@@ -39,6 +39,7 @@ KINDS = {
         {"bidirectional": True, "num_layers": 2, "num_heads": 2, "batch_first": True},
     ),
     "RGLRU, no bias": (srt.RGLRU, {"bias": False, "c": 4.0}),
+    "RGLRU, unscaled start": (srt.RGLRU, {"scale_start": False, "bidirectional": True}),
     "HGRN": (srt.HGRN, {"num_layers": 3}),
     "HGRN, given bounds": (srt.HGRN, {"num_layers": 2, "lower_bounds": [0.1, 0.7], "bias": False}),
     "HGRN, gated both ways": (
@@ -707,3 +708,198 @@ def test_m06_same_bits_every_time_and_in_every_batch(cls, threads):
         threads(n)
         again = [t for t in everything() if t is not None]
         torch.testing.assert_close(again, first, **SAME)
+
+
+# ---- Other packages' weights: their published equations on their layout --------------------------
+
+
+def published_qrnn(state, x, layers, window, zoneout=0.0):
+    """Bradbury et al., section 2, with f the update gate; x (T, B, n)."""
+    finals = []
+    for k in range(layers):
+        weight, bias = state[f"layers.{k}.linear.weight"], state[f"layers.{k}.linear.bias"]
+        T, B, _ = x.shape
+        source = x
+        if window == 2:
+            source = torch.cat([x, torch.cat([torch.zeros_like(x[:1]), x[:-1]])], -1)
+        gates = source @ weight.T + bias
+        D = gates.shape[-1] // (3 if weight.shape[0] % 3 == 0 else 2)
+        z, f, *o = gates.split(D, -1)
+        c, h = x.new_zeros(B, D), []
+        for t in range(T):
+            update = torch.sigmoid(f[t])
+            c = update * torch.tanh(z[t]) + (1 - update) * c
+            h.append(torch.sigmoid(o[0][t]) * c if o else c)
+        x = torch.stack(h)
+        finals.append(c)
+    return x, torch.stack(finals)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize(("pooling", "blocks"), [("fo", 3), ("f", 2)])
+def test_weights_of_pytorch_qrnn(window, pooling, blocks):
+    module = srt.QRNN(4, 5, 2, window=window, pooling=pooling, dtype=torch.float64)
+    state = {}
+    for k, n in enumerate((4, 5)):
+        state |= {
+            f"layers.{k}.linear.weight": torch.randn(blocks * 5, window * n, dtype=torch.float64),
+            f"layers.{k}.linear.bias": torch.randn(blocks * 5, dtype=torch.float64),
+        }
+    srt.load_pytorch_qrnn_weights(module, state)
+    x = torch.randn(7, 3, 4, dtype=torch.float64)
+    y, h_n = module(x)
+    want, last = published_qrnn(state, x, 2, window)
+    torch.testing.assert_close((y, parts_of(h_n)[0]), (want, last), **TOLERANCE)
+    # A single layer's state dict has no prefix.
+    single = srt.QRNN(4, 5, window=window, pooling=pooling, dtype=torch.float64)
+    own = {k.removeprefix("layers.0."): v for k, v in state.items() if "layers.0" in k}
+    srt.load_pytorch_qrnn_weights(single, own)
+    want, _ = published_qrnn(state, x, 1, window)
+    torch.testing.assert_close(single(x)[0], want, **TOLERANCE)
+
+
+def positive(x):
+    return torch.where(x >= 0, x + 0.5, torch.sigmoid(x))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_weights_of_min_gru_pytorch(kind, factor):
+    """Feng et al., appendix B: in log space, as the package computes, and in plain space."""
+    n, D = 4, int(4 * factor)
+    blocks, name, cls, load = {
+        "GRU": (2, "to_hidden_and_gate", srt.MinGRU, srt.load_min_gru_weights),
+        "LSTM": (3, "to_hidden_and_f_i_gate", srt.MinLSTM, srt.load_min_lstm_weights),
+    }[kind]
+    state = {f"{name}.weight": torch.randn(blocks * D, n, dtype=torch.float64)}
+    if factor != 1:
+        state["to_out.weight"] = torch.randn(n, D, dtype=torch.float64)
+    keywords = {"bias": False, "activation": "positive", "batch_first": True}
+    module = cls(n, D, proj_size=n if factor != 1 else 0, dtype=torch.float64, **keywords)
+    load(module, state)
+    x = torch.randn(3, 9, n, dtype=torch.float64)
+    hidden, *gates = (x @ state[f"{name}.weight"].T).chunk(blocks, -1)
+    if kind == "GRU":
+        keep, add = torch.sigmoid(-gates[0]), torch.sigmoid(gates[0])
+    else:
+        f, i = map(torch.sigmoid, gates)
+        keep, add = f / (f + i), i / (f + i)
+    log_keep = keep.log().cumsum(1)
+    log_values = (add * positive(hidden)).log() - log_keep
+    want = (log_keep + log_values.logcumsumexp(1)).exp()
+    if factor != 1:
+        want = want @ state["to_out.weight"].T
+    torch.testing.assert_close(module(x)[0], want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("scale_start", [False, True])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_weights_of_recurrentgemma(heads, scale_start):
+    """De et al., equations 1-4, with segments, and the first steps unscaled as the code has it."""
+    width, b = 6, 6 // heads
+    state = {"a_param": torch.randn(width, dtype=torch.float64)}
+    for gate in ("input_gate", "a_gate"):
+        state[f"{gate}.w"] = torch.randn(heads, b, b, dtype=torch.float64)
+        state[f"{gate}.b"] = torch.randn(heads, b, dtype=torch.float64)
+    module = srt.RGLRU(
+        width, width, num_heads=heads, scale_start=scale_start, batch_first=True,
+        dtype=torch.float64,
+    )  # fmt: skip
+    srt.load_recurrentgemma_weights(module, state)
+    x = leaf(2, 9, width)
+    segment_pos = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 0, 1, 2, 3, 0, 1]])
+
+    def gate(name):
+        parts = x.unflatten(-1, (heads, b)).unsqueeze(-2)
+        return torch.sigmoid((parts @ state[f"{name}.w"]).squeeze(-2) + state[f"{name}.b"]).flatten(
+            -2
+        )
+
+    log_a = -8 * gate("a_gate") * nn.functional.softplus(state["a_param"])
+    a, first = torch.exp(log_a), (segment_pos == 0).unsqueeze(-1)
+    scale = torch.sqrt(1 - torch.exp(2 * log_a))
+    if not scale_start:
+        scale = torch.where(first, 1, scale)
+    h, rows = torch.zeros(2, width).double(), []
+    for t in range(9):
+        kept = torch.where(first[:, t], 0, a[:, t])
+        h = kept * h + (scale * gate("input_gate") * x)[:, t]
+        rows.append(h)
+    want = torch.stack(rows, 1)
+    y, h_n = module(x, reset=segment_pos == 0)
+    torch.testing.assert_close((y, h_n[0]), (want, h), **TOLERANCE)
+    args = (x,)
+    assert_gradients_match(gradients([y], args), gradients([want], args), **TOLERANCE)
+    # A run in pieces goes on from its state, and packed segments are sequences of their own.
+    parts, s = [], None
+    for i, j in ((0, 4), (4, 9)):
+        part, s = module(x[:1, i:j], s)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, 1), want[:1], **TOLERANCE)
+    packed, _ = module(x[1], cu_seqlens=[0, 3, 7, 9])
+    torch.testing.assert_close(packed, want[1], **TOLERANCE)
+
+
+@pytest.mark.parametrize("layer_idx", [0, 2])
+@pytest.mark.parametrize("expand", [1, 2])
+def test_weights_of_fla_hgrn(expand, layer_idx):
+    """Qin et al., section 3, with the output gate of the package's layer."""
+    n, D = 4, 4 * expand
+    shapes = {
+        "i_proj": (D, n),
+        "f_proj": (D, n),
+        "g_proj": (D, n),
+        "g_norm": (D,),
+        "o_proj": (n, D),
+    }
+    state = {f"{k}.weight": torch.randn(v, dtype=torch.float64) for k, v in shapes.items()}
+    shares = torch.randn(3, D, dtype=torch.float64).softmax(0)
+    bound = shares.cumsum(0)[layer_idx] - shares[0]
+    module = srt.HGRN(
+        n, D, bias=False, batch_first=True, output_gate=True, proj_size=n,
+        lower_bounds=bound[None], dtype=torch.float64,
+    )  # fmt: skip
+    srt.load_fla_hgrn_weights(module, state)
+    x = torch.randn(2, 9, n, dtype=torch.float64)
+    f = torch.sigmoid(x @ state["f_proj.weight"].T)
+    f = bound + (1 - bound) * f if layer_idx > 0 else f
+    i = x @ state["i_proj.weight"].T
+    value = i * torch.sigmoid(i) * (1 - f)
+    h, rows = torch.zeros(2, D).double(), []
+    for t in range(9):
+        h = f[:, t] * h + value[:, t]
+        rows.append(h)
+    o = torch.stack(rows, 1)
+    o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-5) * state["g_norm.weight"]
+    g = x @ state["g_proj.weight"].T
+    want = (o * g * torch.sigmoid(g)) @ state["o_proj.weight"].T
+    y, h_n = module(x)
+    torch.testing.assert_close((y, h_n[0]), (want, h), **TOLERANCE)
+
+
+def test_weights_that_do_not_fit():
+    gru = srt.MinGRU(4, 4, bias=False, activation="positive")
+    before = gru.weight_ih_l0.clone()
+    good = {"to_hidden_and_gate.weight": torch.randn(8, 4)}
+    for state, message in [
+        ({}, r"state_dict has no to_hidden_and_gate\.weight, expected shape \(8, 4\)"),
+        (good | {"to_out.weight": torch.randn(4, 4)}, r"state_dict has to_out\.weight, which"),
+        (
+            {"to_hidden_and_gate.weight": torch.randn(8, 5)},
+            r"has shape \(8, 5\), expected \(8, 4\)",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=f"load_min_gru_weights: .*{message}"):
+            srt.load_min_gru_weights(gru, state)
+    torch.testing.assert_close(gru.weight_ih_l0, before, **SAME)
+    for load, module, message in [
+        (srt.load_min_gru_weights, srt.MinGRU(4, 4, bias=False), "activation='identity', expected"),
+        (srt.load_min_gru_weights, srt.MinGRU(4, 4), "bias=True, expected False"),
+        (srt.load_min_lstm_weights, srt.MinLSTM(4, 4, 2), "num_layers=2, expected 1"),
+        (srt.load_pytorch_qrnn_weights, srt.QRNN(4, 4, pooling="ifo"), "pooling='ifo', expected"),
+        (srt.load_pytorch_qrnn_weights, srt.QRNN(4, 4, bidirectional=True), "bidirectional=True"),
+        (srt.load_recurrentgemma_weights, srt.RGLRU(4, 6), "input_size=4, expected 6"),
+        (srt.load_fla_hgrn_weights, srt.HGRN(4, 4, bias=False), "output_gate=False, expected True"),
+    ]:
+        with pytest.raises(ValueError, match=f"{load.__name__}: module has {message}"):
+            load(module, good)

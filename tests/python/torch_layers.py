@@ -1,7 +1,7 @@
 """What each layer of scanrnn.torch computes, from its parameters, one step after the other."""
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, silu, softplus
 from torch_helpers import cells, runs, scan_loop
 
 CELLS = cells()
@@ -69,6 +69,14 @@ def _rg_lru(module, layer, d, x, states, options):
     bias = _of(module, "bias_gate", layer, d, axis=1)
     if bias is not None:
         r, i = r + bias[0], i + bias[1]
+    if not module.scale_start:
+        a = torch.exp(-module.c * softplus(_of(module, "lambda", layer, d)) * torch.sigmoid(r))
+        first = torch.zeros(x.shape[:2], dtype=torch.bool)
+        sequences = {k: v for k, v in options.items() if k != "reset"}
+        for b, steps in runs(*x.shape[:2], **sequences):
+            if steps and states[0] is None:
+                first[b, steps[0]] = True
+        x = torch.where(first[..., None], x / torch.sqrt(1 - a * a), x)
     h, final = CELLS["rg_lru"].loop(
         x, r, i, _of(module, "lambda", layer, d), *states, c=module.c, **options
     )

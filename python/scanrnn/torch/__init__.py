@@ -35,7 +35,14 @@ from .cells import (
 )
 from .functional import scan
 from .modules import GILR, GILRLSTM, HGRN, LRU, QRNN, RGLRU, S5, SRU, MinGRU, MinLSTM
-from .weights import load_sru_package_weights
+from .weights import (
+    load_fla_hgrn_weights,
+    load_min_gru_weights,
+    load_min_lstm_weights,
+    load_pytorch_qrnn_weights,
+    load_recurrentgemma_weights,
+    load_sru_package_weights,
+)
 
 __all__ = [
     "GILR",
@@ -52,6 +59,11 @@ __all__ = [
     "gilr_step",
     "hgrn",
     "hgrn_step",
+    "load_fla_hgrn_weights",
+    "load_min_gru_weights",
+    "load_min_lstm_weights",
+    "load_pytorch_qrnn_weights",
+    "load_recurrentgemma_weights",
     "load_sru_package_weights",
     "lru",
     "lru_step",

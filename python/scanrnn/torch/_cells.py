@@ -311,7 +311,8 @@ def _cell(
     N, D = _check_cell(inputs, c0, sequence_tensors, kind, blocks, directions)
     y, final, checkpoints = outputs = _outputs(in0, N, D, kind, blocks, directions, checkpoint)
     rows = checkpoints.shape[1] and _core.checkpoint_rows(in0.shape[0], in0.shape[1], N)
-    sequences, stream = [describe(t) for t in sequence_tensors], stream_of(in0)
+    packs, valid, resets = map(describe, sequence_tensors)
+    stream = stream_of(in0)
     for d in range(directions):
         _core.cell_forward(
             kind,
@@ -322,7 +323,9 @@ def _cell(
             describe_row(checkpoints, d, rows) if rows else None,
             options,
             reverse != (d == 1),
-            *sequences,
+            packs,
+            valid,
+            resets,
             left_padded,
             stream,
             allocate,
@@ -371,7 +374,8 @@ def _cell_backward(
         )
     rows = 0 if state_is_output else _core.checkpoint_rows(in0.shape[0], in0.shape[1], N)
     *gradients, dc0 = new_gradients((*inputs, c0), wanted)
-    sequences, stream = [describe(t) for t in sequence_tensors], stream_of(in0)
+    packs, valid, resets = map(describe, sequence_tensors)
+    stream = stream_of(in0)
     for d in range(directions):
         _core.cell_backward(
             kind,
@@ -384,7 +388,9 @@ def _cell_backward(
             describe_row(dc0, d),
             options,
             reverse != (d == 1),
-            *sequences,
+            packs,
+            valid,
+            resets,
             left_padded,
             stream,
             allocate,

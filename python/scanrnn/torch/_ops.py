@@ -344,7 +344,7 @@ def _fake_scan_backward(a: Tensor, h: Tensor, h0: OptTensor, *rest: Any) -> Tens
 # ---- Rules ---------------------------------------------------------------------------------------
 
 
-def _entry(
+def entry_steps(
     x: Tensor, cu_seqlens: OptTensor, lengths: OptTensor, reverse: bool, left_padded: bool
 ) -> tuple[Tensor, OptTensor]:
     """Where sequences begin, for x (*batch, T, D).
@@ -377,7 +377,7 @@ def previous_state(
     left_padded: bool,
 ) -> Tensor:
     """The state that enters each step, from all states: h_{t-1}, h0, or 0 at a reset."""
-    entry, sequence = _entry(h, cu_seqlens, lengths, reverse, left_padded)
+    entry, sequence = entry_steps(h, cu_seqlens, lengths, reverse, left_padded)
     if h0 is None:
         start: Tensor = h.new_zeros(())
     else:
@@ -396,7 +396,7 @@ def _previous_adjoint(
     left_padded: bool,
 ) -> tuple[Tensor, OptTensor]:
     """The gradients of `previous_state` with respect to h and h0, for an output gradient v."""
-    entry, sequence = _entry(v, cu_seqlens, lengths, reverse, left_padded)
+    entry, sequence = entry_steps(v, cu_seqlens, lengths, reverse, left_padded)
     if reset is not None:
         v = v.masked_fill(reset.bool().unsqueeze(-1), 0)
     dh = v.masked_fill(entry, 0).roll(1 if reverse else -1, -2)

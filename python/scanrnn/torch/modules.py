@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from ._arguments import Activation, SruActivation, activation_code, state_dtype, without_padding
-from ._ops import OptTensor, name_of, previous_state, scan
+from ._ops import OptTensor, entry_steps, name_of, previous_state, scan
 from ._recurrent import Options, Recurrent
 
 __all__ = ["GILR", "GILRLSTM", "HGRN", "LRU", "QRNN", "RGLRU", "S5", "SRU", "MinGRU", "MinLSTM"]
@@ -506,6 +506,9 @@ class RGLRU(Recurrent[Tensor]):
         dtype: of the parameters.
         num_heads: blocks H of the gates' matrices, a divisor of hidden_size.
         c: factor of the exponent.
+        scale_start: whether a step without a state before it (the first one where hx is None, and
+            one with `reset`) has its input scaled too. The paper scales it, RecurrentGemma's code
+            does not.
         variational: dropout keeps one mask for all steps of a sequence.
 
     Attributes:
@@ -521,7 +524,7 @@ class RGLRU(Recurrent[Tensor]):
         ValueError: an argument is out of range.
     """
 
-    _defaults = {"num_heads": 1, "c": 8.0}  # noqa: RUF012
+    _defaults = {"num_heads": 1, "c": 8.0, "scale_start": True}  # noqa: RUF012
 
     def __init__(
         self,
@@ -537,6 +540,7 @@ class RGLRU(Recurrent[Tensor]):
         *,
         num_heads: int = 1,
         c: float = 8.0,
+        scale_start: bool = True,
         variational: bool = False,
     ) -> None:
         super().__init__(
@@ -551,6 +555,7 @@ class RGLRU(Recurrent[Tensor]):
             raise ValueError(f"{self._fn}: c is {c}, expected a positive number")
         self.num_heads = num_heads
         self.c = float(c)
+        self.scale_start = scale_start
         self._build(device, dtype)
 
     def _shapes(self, features: int) -> dict[str, tuple[int, ...]]:
@@ -590,9 +595,31 @@ class RGLRU(Recurrent[Tensor]):
             gates.append(self._swap(gate.transpose(0, 1).reshape(x.shape)))
         r, i = gates
         rates = state_dtype(self._fn, "lambda", self._of("lambda", layer), r)
-        inputs = (self._swap(x.to(r.dtype)), r, i, rates)
-        h, final = self._cell("rg_lru", inputs, states[0], options, [self.c], 1)
+        x = self._swap(x.to(r.dtype))
+        if not self.scale_start:
+            x = self._without_scale(x, r, rates, states[0] is None, options)
+        h, final = self._cell("rg_lru", (x, r, i, rates), states[0], options, [self.c], 1)
         return self._swap(h), (final,)
+
+    def _without_scale(
+        self, x: Tensor, r: Tensor, rates: Any, from_none: bool, options: Options
+    ) -> Tensor:
+        """Divide x, (B, T, directions * D), by its scale where no state enters."""
+        cu_seqlens, lengths, reset, _, left_padded = options
+        start = torch.zeros(1, dtype=torch.bool, device=x.device)
+        if reset is not None:
+            start = reset.bool().unsqueeze(-1)
+        parts = []
+        log_a = -self.c * F.softplus(rates) * torch.sigmoid(r.to(rates.dtype))
+        scale = torch.sqrt((-torch.expm1(2 * log_a)).clamp(min=torch.finfo(log_a.dtype).tiny))
+        for d, (part, own) in enumerate(
+            zip(*(t.chunk(self._directions, -1) for t in (x, scale)), strict=True)
+        ):
+            here = start
+            if from_none:
+                here = start | entry_steps(part, cu_seqlens, lengths, d == 1, left_padded)[0]
+            parts.append((part / torch.where(here, own, 1)).to(x.dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 class HGRN(Recurrent[Tensor]):
