@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, Unpack, overload
 
 import jax
@@ -11,9 +12,19 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .._array.layout import PaddingSide
-from ._call import DType, as_array, check_call, check_main, check_state, expect_dtype, expect_shape
+from ._call import (
+    Call,
+    DType,
+    as_array,
+    check_call,
+    check_main,
+    check_state,
+    expect_dtype,
+    expect_shape,
+)
+from ._cell import Steps
 from ._fused import SequenceOptions
-from ._scan import run_scan
+from ._scan import SCAN
 
 #: What u may have, and the dtype of the parameters and of the states with it.
 _REAL_AND_COMPLEX: dict[DType, tuple[DType, DType]] = {
@@ -203,13 +214,38 @@ def run_lru(
     for name, vector in vectors.items():
         expect_dtype(fn, name, vector, [real])
         expect_shape(fn, name, vector, call.channel_shape)
-    # Along the channel axis, which is the last but for time.
-    along = [1] * len(shape)
-    if call.channel_shape:
-        along[max(i for i in range(len(shape)) if i != call.axis)] = call.channel_shape[0]
-    nu, theta, *rest = (vector.reshape(along).astype(real) for vector in vectors.values())
-    gate = jnp.exp(jax.lax.complex(-jnp.exp(nu), jnp.exp(theta)))
-    scale = rest[0] if rest else input_scale(nu)
-    x = (scale * u).astype(whole)
-    h, final = run_scan(gate, x, check_state(fn, *state, call), index, flags, call=call)
+    h, final = _run(
+        u,
+        vectors["nu"],
+        vectors["theta"],
+        vectors.get("gamma"),
+        check_state(fn, *state, call),
+        index,
+        flags,
+        call=call,
+    )
     return h, final
+
+
+@functools.partial(jax.jit, static_argnames="call")
+def _run(
+    u: Array,
+    nu: Array,
+    theta: Array,
+    gamma: Array | None,
+    h0: Array | None,
+    index: Array | None,
+    reset: Array | None,
+    *,
+    call: Call,
+) -> tuple[Array, Array]:
+    real, _ = _REAL_AND_COMPLEX[call.dtype]
+    nu, theta = nu.reshape(-1).astype(real), theta.reshape(-1).astype(real)
+    scale = input_scale(nu) if gamma is None else gamma.reshape(-1).astype(real)
+    gate = jnp.exp(jax.lax.complex(-jnp.exp(nu), jnp.exp(theta)))
+    x = call.whole(u)
+    steps = Steps(call.options, call.index(index), call.reset(reset), *x.shape[:2])
+    # Whatever is in the padding stays there, also in gamma's gradient.
+    x = scale * jnp.where(steps.valid(), x, 0)
+    h, final = SCAN((gate[None, None], x, call.state(h0)), steps.index, steps.reset, call.options)
+    return call.unwhole(h), call.unstate(final)

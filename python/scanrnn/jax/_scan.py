@@ -112,7 +112,7 @@ ad.primitive_transposes[SCAN.forward_p] = _transpose
 
 
 @functools.partial(jax.jit, static_argnames="call")
-def run_scan(
+def _scan(
     a: Array, x: Array, h0: Array | None, index: Array | None, reset: Array | None, *, call: Call
 ) -> tuple[Array, Array]:
     inputs = call.broadcast(a), call.whole(x), call.state(h0)
@@ -247,5 +247,5 @@ def scan(
         raise ValueError(
             f"{fn}: a has shape {a.shape}, expected a shape that broadcasts to {shape}"
         )
-    h, final = run_scan(a, x, check_state(fn, "h0", h0, call), index, flags, call=call)
+    h, final = _scan(a, x, check_state(fn, "h0", h0, call), index, flags, call=call)
     return (h, final) if return_final else h
