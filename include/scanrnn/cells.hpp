@@ -1,52 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fused cells: pre-activations in, outputs out. Gates are recomputed in backward; beside the inputs
-// forward keeps the state at every 32nd step, and only if asked to.
+// nothing is kept but the output, or, where it isn't the state, the state at every 32nd step, and
+// that only if asked for.
 //
-// Dtypes: f16, bf16, f32, f64; layouts, sequences, workspace and errors as in scan.hpp.
+//   CellForward<SruCell> call;                    // equations: core/cells/sru.hpp
+//   call.in[SruCell::kU] = {u, DType::f32, {B, T, D}, {T * D, D, 1}};
+//   call.in[SruCell::kBiasForget] = per_channel({bias, DType::f32, {D}, {1}});
+//   call.cell.activation = Activation::tanh;
+//   call.out = ...;
+//   std::vector<std::byte> memory(cell_forward_workspace_bytes(call));
+//   cell_forward(call, {memory.data(), memory.size()});
+//
+// Dtypes: f16, bf16, f32, f64; layouts, sequences, workspace and errors as in scan.hpp. Errors call
+// inputs by the cell's `names`, their gradients the same after a "d", the initial state "h0" or
+// "c0".
 #pragma once
 
-#include "scanrnn/core/cells/sru.hpp"
+#include "scanrnn/core/cell_type.hpp"
 #include "scanrnn/error.hpp"
 #include "scanrnn/types.hpp"
 
 namespace scanrnn {
 
-/// Rows of the (rows, D) array of leaf states that a cell's forward writes for its backward.
+/// Rows of the (rows, D) array of leaf states that a forward call writes for backward.
 std::int64_t checkpoint_rows(std::int64_t batch, std::int64_t time, std::int64_t sequences);
 
-/// The simple recurrent unit; equations in core/cells/sru.hpp.
-struct SruForward {
-  ConstArray<3> u;            ///< (B,T,D) candidate
-  ConstArray<3> forget;       ///< (B,T,D) forget gate, before bias and sigmoid
-  ConstArray<3> reset;        ///< (B,T,D) reset gate, before bias and sigmoid
-  ConstArray<3> skip;         ///< (B,T,D) highway input, optional: 0
-  ConstArray<1> bias_forget;  ///< (D), optional: 0
-  ConstArray<1> bias_reset;   ///< (D), optional: 0
-  ConstArray<2> c0;           ///< (N,D), optional: 0
-  Array<3> h;                 ///< (B,T,D), written
-  Array<2> final_state;       ///< (N,D), optional, written: c after each sequence's last step
-  Array<2> checkpoints;  ///< (checkpoint_rows, D) contiguous accumulation dtype, optional, written
+/// One value a channel as an input of a cell, or as the gradient of one.
+inline ConstArray<3> per_channel(const ConstArray<1>& vector) {
+  if (!vector) return {};
+  return {vector.data, vector.dtype, {1, 1, vector.shape[0]}, {0, 0, vector.stride[0]}};
+}
+template <int Rank>  // 1; a list in braces is a ConstArray
+Array<3> per_channel(const Array<Rank>& vector) {
+  static_assert(Rank == 1);
+  if (!vector) return {};
+  return {vector.data, vector.dtype, {1, 1, vector.shape[0]}, {0, 0, vector.stride[0]}};
+}
+
+/// The arrays that the calls of all cells have.
+struct CellForwardArrays {
+  ConstArray<2> initial;  ///< (N,D), optional: 0
+  Array<3> out;           ///< (B,T,D), written
+  Array<2> final_state;   ///< (N,D), optional, written: the state after each sequence's last step
+  /// (checkpoint_rows, D) contiguous accumulation dtype, optional, written; not where the state is
+  /// the output.
+  Array<2> checkpoints;
   Sequences sequences;
-  Activation activation = Activation::identity;
 };
 
-struct SruBackward {
-  ConstArray<3> u, forget, reset, skip;   ///< as in forward
-  ConstArray<1> bias_forget, bias_reset;  ///< as in forward
-  ConstArray<2> c0;                       ///< as in forward
-  ConstArray<2> checkpoints;              ///< what forward wrote
-  ConstArray<3> dh;                       ///< (B,T,D), optional: 0
-  ConstArray<2> dfinal;                   ///< (N,D), optional: 0
-  Array<3> du, dforget, dreset, dskip;    ///< (B,T,D), each optional, written
-  Array<1> dbias_forget, dbias_reset;     ///< (D), each optional, written
-  Array<2> dc0;                           ///< (N,D), optional, written
+struct CellBackwardArrays {
+  ConstArray<2> initial;      ///< as in forward
+  ConstArray<2> checkpoints;  ///< what forward wrote, or
+  ConstArray<3> out;          ///< (B,T,D), where the state is the output
+  ConstArray<3> dout;         ///< (B,T,D), optional: 0
+  ConstArray<2> dfinal;       ///< (N,D), optional: 0
+  Array<2> dinitial;          ///< (N,D), optional, written
   Sequences sequences;
-  Activation activation = Activation::identity;
 };
 
-std::size_t sru_forward_workspace_bytes(const SruForward& call, const Target& target = {});
-std::size_t sru_backward_workspace_bytes(const SruBackward& call, const Target& target = {});
-void sru_forward(const SruForward& call, Workspace workspace, const Target& target = {});
-void sru_backward(const SruBackward& call, Workspace workspace, const Target& target = {});
+/// A call of a cell that is known at run time only; it refers to its cell and inputs.
+struct AnyCellForward : CellForwardArrays {
+  const CellType* type = nullptr;
+  const void* cell = nullptr;
+  const ConstArray<3>* in = nullptr;
+};
+struct AnyCellBackward : CellBackwardArrays {
+  const CellType* type = nullptr;
+  const void* cell = nullptr;
+  const ConstArray<3>* in = nullptr;
+  const Array<3>* din = nullptr;
+};
+
+template <class Cell>
+struct CellForward : CellForwardArrays {
+  ConstArray<3> in[Cell::inputs];  ///< (B,T,D), of vectors (1,1,D); see the cell's enum Input
+  Cell cell;                       ///< its options
+  operator AnyCellForward() const { return {*this, &cell_type<Cell>(), &cell, in}; }
+};
+
+template <class Cell>
+struct CellBackward : CellBackwardArrays {
+  ConstArray<3> in[Cell::inputs];  ///< as in forward
+  Array<3> din[Cell::inputs];      ///< as the inputs, each optional, written
+  Cell cell;                       ///< as in forward
+  operator AnyCellBackward() const { return {*this, &cell_type<Cell>(), &cell, in, din}; }
+};
+
+std::size_t cell_forward_workspace_bytes(const AnyCellForward& call, const Target& target = {});
+std::size_t cell_backward_workspace_bytes(const AnyCellBackward& call, const Target& target = {});
+void cell_forward(const AnyCellForward& call, Workspace workspace, const Target& target = {});
+void cell_backward(const AnyCellBackward& call, Workspace workspace, const Target& target = {});
 
 }  // namespace scanrnn

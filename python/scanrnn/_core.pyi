@@ -118,18 +118,47 @@ def scan_backward(
         RuntimeError: as in `scan_forward`.
     """
 
-def sru_forward(
-    u: Descriptor,
-    f: Descriptor,
-    r: Descriptor,
-    skip: Descriptor | None,
-    bias_f: Descriptor | None,
-    bias_r: Descriptor | None,
+class CellInput(TypedDict):
+    """One of a cell's inputs, in `CellRow`."""
+
+    name: str
+    optional: bool
+    vector: bool
+
+class CellOption(TypedDict):
+    """One of a cell's options, in `CellRow`."""
+
+    name: str
+    default: float
+
+class CellRow(TypedDict):
+    """A cell, as `cell_table` lists it."""
+
+    kind: int
+    name: str
+    inputs: list[CellInput]
+    state: str
+    state_is_output: bool
+    options: list[CellOption]
+
+def cell_table() -> list[CellRow]:
+    """The fused cells: what `cell_forward` and `cell_backward` take for each.
+
+    Inputs are (B, T, D), vectors (D,). The first is never a vector and never optional. The state is
+    called "h" or "c", and its initial value "h0" or "c0".
+    """
+
+def checkpoint_rows(batch: int, time: int, sequences: int) -> int:
+    """Rows of the checkpoints array of `cell_forward`."""
+
+def cell_forward(
+    kind: int,
+    inputs: Sequence[Descriptor | None],
     c0: Descriptor | None,
-    h: Descriptor,
+    out: Descriptor,
     final: Descriptor | None,
     checkpoints: Descriptor | None,
-    activation: int = 0,
+    options: Sequence[float] = (),
     reverse: bool = False,
     cu_seqlens: Descriptor | None = None,
     lengths: Descriptor | None = None,
@@ -138,24 +167,20 @@ def sru_forward(
     stream: int = 0,
     allocate: Allocate | None = None,
 ) -> None:
-    """Write the fused SRU layer's output to h.
-
-    With f'_t = sigmoid(f_t + bias_f) and r'_t = sigmoid(r_t + bias_r):
-    c_t = f'_t c_{t-1} + (1 - f'_t) u_t and h_t = r'_t g(c_t) + (1 - r'_t) skip_t.
+    """Write a fused cell's outputs to out.
 
     Args:
-        u: (B, T, D), a real dtype.
-        f: (B, T, D) forget gate before bias and sigmoid, dtype of u.
-        r: (B, T, D) reset (highway) gate before bias and sigmoid, dtype of u.
-        skip: (B, T, D) highway input, dtype of u; None means zeros.
-        bias_f: (D,) in the dtype of u or its accumulation dtype, or None.
-        bias_r: (D,) likewise, or None.
-        c0: (N, D) in the dtype of u or its accumulation dtype; None means zeros.
-        h: (B, T, D) output, dtype of u.
-        final: (N, D) output, last c of each sequence in the accumulation dtype, or None.
-        checkpoints: (sru_checkpoint_rows(B, T, N), D) contiguous output in the accumulation dtype,
-            the states that `sru_backward` restarts from, or None.
-        activation: g, 0 identity, 1 tanh, 2 relu.
+        kind: the cell, as in `cell_table`.
+        inputs: one for each of the cell's inputs, in the table's order: (B, T, D) in one real
+            dtype, vectors (D,) in that dtype or its accumulation dtype. None means zeros (for
+            qrnn's i, 1 - f), where the input is optional.
+        c0: (N, D) in the dtype of the inputs or its accumulation dtype; None means zeros.
+        out: (B, T, D) output, dtype of the inputs.
+        final: (N, D) output, the last state of each sequence in the accumulation dtype, or None.
+        checkpoints: (checkpoint_rows(B, T, N), D) contiguous output in the accumulation dtype, the
+            states that `cell_backward` restarts from, or None; None where the state is the output.
+        options: values of the cell's options in the table's order; the rest have their defaults.
+            Activations: 0 identity, 1 tanh, 2 relu, 3 silu, 4 sigmoid, 5 positive.
         reverse: as in `scan_forward`.
         cu_seqlens: as in `scan_forward`.
         lengths: as in `scan_forward`.
@@ -165,33 +190,21 @@ def sru_forward(
         allocate: as in `scan_forward`.
 
     Raises:
-        ValueError: a shape, a device, a stride or an offset is wrong.
+        ValueError: the kind, an option, a shape, a device, a stride or an offset is wrong.
         TypeError: a dtype is wrong.
         RuntimeError: as in `scan_forward`.
     """
 
-def sru_checkpoint_rows(B: int, T: int, N: int) -> int:
-    """Rows of the checkpoints array of `sru_forward` for B rows, T steps and N sequences."""
-
-def sru_backward(
-    u: Descriptor,
-    f: Descriptor,
-    r: Descriptor,
-    skip: Descriptor | None,
-    bias_f: Descriptor | None,
-    bias_r: Descriptor | None,
+def cell_backward(
+    kind: int,
+    inputs: Sequence[Descriptor | None],
     c0: Descriptor | None,
-    checkpoints: Descriptor,
-    dh: Descriptor | None,
+    saved: Descriptor,
+    dy: Descriptor | None,
     dfinal: Descriptor | None,
-    du: Descriptor | None,
-    df: Descriptor | None,
-    dr: Descriptor | None,
-    dskip: Descriptor | None,
-    dbias_f: Descriptor | None,
-    dbias_r: Descriptor | None,
+    dinputs: Sequence[Descriptor | None],
     dc0: Descriptor | None,
-    activation: int = 0,
+    options: Sequence[float] = (),
     reverse: bool = False,
     cu_seqlens: Descriptor | None = None,
     lengths: Descriptor | None = None,
@@ -200,42 +213,32 @@ def sru_backward(
     stream: int = 0,
     allocate: Allocate | None = None,
 ) -> None:
-    """Write the gradients of `sru_forward`; states and gates are recomputed from checkpoints.
+    """Write the gradients of `cell_forward`; gates are recomputed.
 
     Args:
-        u: as in `sru_forward`, likewise f, r, skip, bias_f, bias_r and c0.
-        f: see u.
-        r: see u.
-        skip: see u.
-        bias_f: see u.
-        bias_r: see u.
-        c0: see u.
-        checkpoints: what the forward call wrote.
-        dh: (B, T, D) gradient with respect to h, dtype of u; None means zeros.
-        dfinal: (N, D) gradient with respect to final, in the dtype of u or its accumulation dtype;
-            None means zeros.
-        du: (B, T, D) output, dtype of u, or None; likewise df, dr and dskip.
-        df: see du.
-        dr: see du.
-        dskip: see du.
-        dbias_f: (D,) output in the dtype of u or its accumulation dtype, or None; summed in a
-            fixed order.
-        dbias_r: likewise.
-        dc0: (N, D) output in the dtype of u or its accumulation dtype, or None.
-        activation: as in `sru_forward`, likewise all that follow.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        left_padded: see activation.
-        stream: see activation.
-        allocate: see activation.
+        kind: as in `cell_forward`, likewise inputs and c0.
+        inputs: see kind.
+        c0: see kind.
+        saved: out of the forward call where the state is the output, else its checkpoints.
+        dy: (B, T, D) gradient with respect to out, dtype of the inputs; None means zeros.
+        dfinal: (N, D) gradient with respect to final, in the dtype of the inputs or its
+            accumulation dtype; None means zeros.
+        dinputs: an output for each input, of its shape, or None: (B, T, D) in the dtype of the
+            inputs; (D,) in that or its accumulation dtype, summed in a fixed order.
+        dc0: (N, D) output in the dtype of the inputs or its accumulation dtype, or None.
+        options: as in `cell_forward`, likewise all that follow.
+        reverse: see options.
+        cu_seqlens: see options.
+        lengths: see options.
+        reset: see options.
+        left_padded: see options.
+        stream: see options.
+        allocate: see options.
 
     Raises:
-        ValueError: a shape, a device, a stride or an offset is wrong.
+        ValueError: the kind, an option, a shape, a device, a stride or an offset is wrong.
         TypeError: a dtype is wrong.
-        RuntimeError: CUDA arrays, and the build has no CUDA backend or no kernel for the device's
-            architecture, or CUDA reported an error.
+        RuntimeError: as in `scan_forward`.
     """
 
 def merge_trace(
@@ -308,8 +311,9 @@ def ffi_workspace_bytes(
     packed: bool,
     left_padded: bool,
     order: int,
-    activation: int,
-    device: int,
+    kind: int = 0,
+    options: Sequence[float] = (),
+    device: int = -1,
 ) -> int:
     """Bytes of workspace that a call of an FFI target needs.
 
@@ -317,11 +321,12 @@ def ffi_workspace_bytes(
         name: the target.
         operands: dtype code and shape of each, as XLA passes them.
         results: likewise, without the workspace.
-        reverse: attribute of the call, likewise all that follow up to activation.
+        reverse: attribute of the call, likewise all that follow up to options.
         packed: see reverse.
         left_padded: see reverse.
         order: see reverse.
-        activation: see reverse.
+        kind: see reverse; of cells only.
+        options: see reverse; of cells only.
         device: CUDA ordinal, or -1 for the CPU.
 
     Raises:

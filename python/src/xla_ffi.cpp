@@ -37,7 +37,11 @@ namespace nb = nanobind;
 namespace {
 
 namespace ffi = xla::ffi;
+using scanrnn::AnyCellBackward;
+using scanrnn::AnyCellForward;
 using scanrnn::Array;
+using scanrnn::CellStorage;
+using scanrnn::CellType;
 using scanrnn::ConstArray;
 using scanrnn::DType;
 using scanrnn::Sequences;
@@ -99,14 +103,17 @@ struct Buffer {
 
 struct Options {
   bool reverse, packed, left_padded;
-  std::int32_t order, activation;
+  std::int32_t order;
+  // Of the cells' targets.
+  std::int32_t kind = 0;
+  std::vector<double> values = {};
 };
 
 /// The call's buffers, taken one after the other, and its options.
 class Call {
  public:
-  Call(std::vector<Buffer> operands, std::vector<Buffer> results, const Options& options)
-      : options(options), operands_(std::move(operands)), results_(std::move(results)) {
+  Call(std::vector<Buffer> operands, std::vector<Buffer> results, Options given)
+      : options(std::move(given)), operands_(std::move(operands)), results_(std::move(results)) {
     if (options.order < 0 || options.order > 2) {
       throw scanrnn::InvalidArgument("scanrnn: XLA passed an unknown order of axes");
     }
@@ -222,6 +229,7 @@ struct Measure {
 
 struct ScanForwardTarget {
   static constexpr const char* name = "scanrnn_scan_forward";
+  static constexpr bool is_cell = false;
   template <class Action>
   static void apply(Call& in, const Action& action) {
     scanrnn::ScanForward call;
@@ -237,6 +245,7 @@ struct ScanForwardTarget {
 
 struct ScanBackwardTarget {
   static constexpr const char* name = "scanrnn_scan_backward";
+  static constexpr bool is_cell = false;
   template <class Action>
   static void apply(Call& in, const Action& action) {
     scanrnn::ScanBackward call;
@@ -254,52 +263,77 @@ struct ScanBackwardTarget {
   }
 };
 
-struct SruForwardTarget {
-  static constexpr const char* name = "scanrnn_sru_forward";
-  template <class Action>
-  static void apply(Call& in, const Action& action) {
-    scanrnn::SruForward call;
-    call.u = in.steps();
-    call.forget = in.steps();
-    call.reset = in.steps();
-    call.skip = in.optional_steps();
-    call.bias_forget = in.optional<1>();
-    call.bias_reset = in.optional<1>();
-    call.c0 = in.optional<2>();
-    call.sequences = in.sequences();
-    call.h = in.steps_result();
-    call.final_state = in.optional_result<2>();
-    if (in.has_more_results()) call.checkpoints = in.optional_result<2>();
-    call.activation = scanrnn::Activation{in.options.activation};
-    action(call, scanrnn::sru_forward_workspace_bytes, scanrnn::sru_forward);
+/// A cell and its inputs, the first operands of both its targets.
+struct CellOperands {
+  const CellType& type;
+  CellStorage cell;
+  ConstArray<3> in[scanrnn::kMaxInputs];
+
+  explicit CellOperands(Call& call)
+      : type(cell_type(static_cast<scanrnn::CellKind>(call.options.kind))) {
+    const std::vector<double>& values = call.options.values;
+    type.construct(cell);
+    set_options(type, cell, values.data(), static_cast<int>(values.size()));
+    for (int i = 0; i < type.inputs; ++i) {
+      if (is_vector(i)) {
+        in[i] = scanrnn::per_channel(call.optional<1>());
+      } else {
+        in[i] = type.has(type.optional_inputs, i) ? call.optional_steps() : call.steps();
+      }
+    }
+  }
+  bool is_vector(int i) const { return type.has(type.vector_inputs, i); }
+
+  template <class C>
+  void bind(C& call) const {
+    call.type = &type;
+    call.cell = cell.bytes;
+    call.in = in;
   }
 };
 
-struct SruBackwardTarget {
-  static constexpr const char* name = "scanrnn_sru_backward";
+struct CellForwardTarget {
+  static constexpr const char* name = "scanrnn_cell_forward";
+  static constexpr bool is_cell = true;
   template <class Action>
   static void apply(Call& in, const Action& action) {
-    scanrnn::SruBackward call;
-    call.u = in.steps();
-    call.forget = in.steps();
-    call.reset = in.steps();
-    call.skip = in.optional_steps();
-    call.bias_forget = in.optional<1>();
-    call.bias_reset = in.optional<1>();
-    call.c0 = in.optional<2>();
-    call.checkpoints = in.optional<2>();
-    call.dh = in.optional_steps();
+    const CellOperands operands(in);
+    AnyCellForward call;
+    operands.bind(call);
+    call.initial = in.optional<2>();
+    call.sequences = in.sequences();
+    call.out = in.steps_result();
+    call.final_state = in.optional_result<2>();
+    if (in.has_more_results()) call.checkpoints = in.optional_result<2>();
+    action(call, scanrnn::cell_forward_workspace_bytes, scanrnn::cell_forward);
+  }
+};
+
+struct CellBackwardTarget {
+  static constexpr const char* name = "scanrnn_cell_backward";
+  static constexpr bool is_cell = true;
+  template <class Action>
+  static void apply(Call& in, const Action& action) {
+    const CellOperands operands(in);
+    AnyCellBackward call;
+    operands.bind(call);
+    call.initial = in.optional<2>();
+    if (operands.type.state_is_output) {
+      call.out = in.steps();
+    } else {
+      call.checkpoints = in.optional<2>();
+    }
+    call.dout = in.optional_steps();
     call.dfinal = in.optional<2>();
     call.sequences = in.sequences();
-    call.du = in.optional_steps_result();
-    call.dforget = in.optional_steps_result();
-    call.dreset = in.optional_steps_result();
-    call.dskip = in.optional_steps_result();
-    call.dbias_forget = in.optional_result<1>();
-    call.dbias_reset = in.optional_result<1>();
-    call.dc0 = in.optional_result<2>();
-    call.activation = scanrnn::Activation{in.options.activation};
-    action(call, scanrnn::sru_backward_workspace_bytes, scanrnn::sru_backward);
+    Array<3> din[scanrnn::kMaxInputs];
+    for (int i = 0; i < operands.type.inputs; ++i) {
+      din[i] = operands.is_vector(i) ? scanrnn::per_channel(in.optional_result<1>())
+                                     : in.optional_steps_result();
+    }
+    call.din = din;
+    call.dinitial = in.optional_result<2>();
+    action(call, scanrnn::cell_backward_workspace_bytes, scanrnn::cell_backward);
   }
 };
 
@@ -335,11 +369,16 @@ std::vector<Buffer> buffers_of(const ffi::RemainingRets& results) {
   return buffers;
 }
 
-Options options_of(const ffi::Dictionary& attributes) {
-  return {checked(attributes.get<bool>("reverse")), checked(attributes.get<bool>("packed")),
-          checked(attributes.get<bool>("left_padded")),
-          checked(attributes.get<std::int32_t>("order")),
-          checked(attributes.get<std::int32_t>("activation"))};
+Options options_of(const ffi::Dictionary& attributes, bool is_cell) {
+  Options options{checked(attributes.get<bool>("reverse")), checked(attributes.get<bool>("packed")),
+                  checked(attributes.get<bool>("left_padded")),
+                  checked(attributes.get<std::int32_t>("order"))};
+  if (is_cell) {
+    options.kind = checked(attributes.get<std::int32_t>("kind"));
+    const auto values = checked(attributes.get<ffi::Span<const double>>("options"));
+    options.values.assign(values.begin(), values.end());
+  }
+  return options;
 }
 
 /// No exception may reach XLA, which is C on this side.
@@ -363,7 +402,7 @@ template <class T>
 ffi::Error on_cpu(ffi::RemainingArgs operands, ffi::RemainingRets results,
                   ffi::Dictionary attributes) {
   return guarded([&] {
-    Call call(buffers_of(operands), buffers_of(results), options_of(attributes));
+    Call call(buffers_of(operands), buffers_of(results), options_of(attributes, T::is_cell));
     T::apply(call, RunOnCpu{});
   });
 }
@@ -379,7 +418,7 @@ ffi::Error on_cuda(void* stream, std::int32_t ordinal, ffi::RemainingArgs operan
     const Buffer last = std::move(buffers.back());
     buffers.pop_back();
     const Workspace workspace{last.data, static_cast<std::size_t>(last.dims[0])};
-    Call call(buffers_of(operands), std::move(buffers), options_of(attributes));
+    Call call(buffers_of(operands), std::move(buffers), options_of(attributes, T::is_cell));
     T::apply(call, RunOnCuda{workspace, {scanrnn::Device::cuda, ordinal, stream}});
   });
 }
@@ -412,8 +451,8 @@ template <class Visit>
 void for_each_target(Visit&& visit) {
   visit(ScanForwardTarget{});
   visit(ScanBackwardTarget{});
-  visit(SruForwardTarget{});
-  visit(SruBackwardTarget{});
+  visit(CellForwardTarget{});
+  visit(CellBackwardTarget{});
 }
 
 nb::dict ffi_targets(const std::string& platform) {
@@ -442,11 +481,12 @@ std::vector<Buffer> buffers_of(const std::vector<Shape>& shapes) {
 
 std::size_t ffi_workspace_bytes(const std::string& name, const std::vector<Shape>& operands,
                                 const std::vector<Shape>& results, bool reverse, bool packed,
-                                bool left_padded, int order, int activation, int device) {
+                                bool left_padded, int order, int kind,
+                                const std::vector<double>& options, int device) {
   Target target;
   if (device >= 0) target = {scanrnn::Device::cuda, device, nullptr};
   Call call(buffers_of(operands), buffers_of(results),
-            {reverse, packed, left_padded, order, activation});
+            {reverse, packed, left_padded, order, kind, options});
   std::size_t bytes = 0;
   bool found = false;
   for_each_target([&](auto candidate) {
@@ -467,8 +507,8 @@ void bind_xla_ffi(nb::module_& m) {
   using nb::arg;
   m.def("ffi_targets", ffi_targets, arg("platform") = "cpu");
   m.def("ffi_workspace_bytes", ffi_workspace_bytes, arg("name"), arg("operands"), arg("results"),
-        arg("reverse"), arg("packed"), arg("left_padded"), arg("order"), arg("activation"),
-        arg("device"));
+        arg("reverse"), arg("packed"), arg("left_padded"), arg("order"), arg("kind") = 0,
+        arg("options") = std::vector<double>(), arg("device") = -1);
 }
 
 #else

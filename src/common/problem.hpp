@@ -2,13 +2,10 @@
 // A validated call, in the one form that every backend runs.
 #pragma once
 
-#include "scanrnn/core/cell.hpp"
+#include "scanrnn/core/cell_type.hpp"
 #include "scanrnn/types.hpp"
 
 namespace scanrnn {
-
-/// The cells that backends have kernels for.
-enum class CellKind : int { scan, sru };
 
 /// What stands in for an absent input: one zero on the host, wide enough for every dtype. Backends
 /// whose arrays lie elsewhere know it by its address.
@@ -24,12 +21,13 @@ struct Problem {
   DType accumulation = DType::f32;
   Sequences layout;
 
-  CellKind kind = CellKind::scan;
-  const void* cell = nullptr;  ///< the cell itself: its run-time options
+  const CellType* type = nullptr;  ///< where the cell's kernels are found
+  const void* cell = nullptr;      ///< the cell itself: its run-time options
   int inputs = 0;
   unsigned map_inputs = 0;
   unsigned backward_inputs = 0;
   unsigned vector_inputs = 0;
+  unsigned state_inputs = 0;
   bool state_is_output = false;
 
   ConstArray<3> in[kMaxInputs];
@@ -45,16 +43,16 @@ struct Problem {
   Array<3> din[kMaxInputs];  ///< backward, each optional; axes of shape 1 are summed over
   Array<2> dinitial;         ///< backward, optional
 
-  template <class Cell>
-  void set_cell(CellKind cell_kind, const Cell& c) {
-    static_assert(CellTraits<Cell>::is_cell);
-    kind = cell_kind;
-    cell = &c;
-    inputs = Cell::inputs;
-    map_inputs = Cell::map_inputs;
-    backward_inputs = Cell::backward_inputs;
-    vector_inputs = Cell::vector_inputs;
-    state_is_output = Cell::state_is_output;
+  /// `c` must outlive the problem.
+  void set_cell(const CellType& cell_type, const void* c) {
+    type = &cell_type;
+    cell = c;
+    inputs = cell_type.inputs;
+    map_inputs = cell_type.map_inputs;
+    backward_inputs = cell_type.backward_inputs;
+    vector_inputs = cell_type.vector_inputs;
+    state_inputs = cell_type.state_inputs;
+    state_is_output = cell_type.state_is_output;
   }
 };
 

@@ -7,6 +7,12 @@
 
 namespace scanrnn {
 
+template <>
+const CellType& cell_type<ScanCell>() {
+  static const CellType type = detail::Describe<ScanCell>::type(CellKind::scan);
+  return type;
+}
+
 Problem make_problem(const ScanForward& call, const ScanCell& cell, Device device) {
   const Checker check("scan", "x", call.x, call.sequences, true, device);
   const std::int64_t elements = check.batch * check.time * check.channels;
@@ -21,7 +27,7 @@ Problem make_problem(const ScanForward& call, const ScanCell& cell, Device devic
   check.distinct("final_state", call.final_state);
 
   Problem p = check.problem(call.sequences);
-  p.set_cell(CellKind::scan, cell);
+  p.set_cell(cell_type<ScanCell>(), &cell);
   p.in[ScanCell::kA] = broadcast(call.a, call.x.shape);
   p.in[ScanCell::kX] = call.x;
   p.initial = call.h0;
@@ -53,7 +59,7 @@ Problem make_problem(const ScanBackward& call, const ScanCell& cell, Device devi
 
   Problem p = check.problem(call.sequences);
   p.backward = true;
-  p.set_cell(CellKind::scan, cell);
+  p.set_cell(cell_type<ScanCell>(), &cell);
   p.in[ScanCell::kA] = broadcast(call.a, call.h.shape);
   p.initial = call.h0;
   p.states = call.h;

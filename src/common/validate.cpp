@@ -178,6 +178,12 @@ void Checker::vector(const char* name, const ConstArray<1>& array,
   check(name, array.shape, {channels}, false);
 }
 
+void Checker::vector_shape(const char* name, const std::int64_t (&shape)[3]) const {
+  const std::int64_t expected[] = {1, 1, channels};
+  fail(std::string(name) + " has shape " + text_of(shape, 3) + ", expected " +
+       text_of(expected, 3));
+}
+
 void Checker::distinct(const char* name, const std::int64_t* shape, const std::int64_t* stride,
                        int rank) const {
   if (std::find(shape, shape + rank, 0) != shape + rank) return;

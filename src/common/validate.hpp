@@ -37,6 +37,8 @@ struct Checker {
   void final_state(const char* name, const ConstArray<2>& array) const;
   /// (D) of the call's dtype, or of the accumulation dtype too.
   void vector(const char* name, const ConstArray<1>& array, bool accumulation_allowed) const;
+  /// Throws what `vector` throws for an array of three axes.
+  [[noreturn]] void vector_shape(const char* name, const std::int64_t (&shape)[3]) const;
   /// An array that is written must not have two elements in one place.
   void distinct(const char* name, const std::int64_t* shape, const std::int64_t* stride,
                 int rank) const;

@@ -96,22 +96,30 @@ std::atomic<const Entry*>& current() {
 
 const InstructionSet& instruction_set() { return current().load()->set(); }
 
+const InstructionSet& instruction_set_of(const Problem& problem) {
+  if (problem.type->kind != CellKind::custom) return instruction_set();
+  const CustomCell* cell = problem.type->on_cpu;
+  if (cell == nullptr) {
+    throw DeviceError(std::string(problem.call) + ": the cell was compiled without CPU kernels");
+  }
+  // Its registers must be as wide as those of the library's kernels beside it.
+  if (const Entry* entry = find(cell->isa)) return entry->set();
+  throw DeviceError(std::string(problem.call) + ": the cell's kernels were compiled for " +
+                    cell->isa + ", expected one of: " + cpu_isas());
+}
+
 const CellKernels& kernels_of(const Problem& problem, const InstructionSet& set) {
   const int type = static_cast<int>(problem.accumulation) - static_cast<int>(DType::f32);
-  switch (problem.kind) {
-    case CellKind::sru:
-      return set.sru[type];
-    default:
-      return set.scan[type];
-  }
+  if (problem.type->kind == CellKind::custom) return problem.type->on_cpu->kernels[type];
+  return set.cell[static_cast<int>(problem.type->kind)][type];
 }
 
 std::size_t workspace_bytes(const Problem& problem) {
-  return workspace_bytes(problem, kernels_of(problem, instruction_set()));
+  return workspace_bytes(problem, kernels_of(problem, instruction_set_of(problem)));
 }
 
 void execute(const Problem& problem, Workspace workspace) {
-  const InstructionSet& set = instruction_set();
+  const InstructionSet& set = instruction_set_of(problem);
   execute(problem, kernels_of(problem, set), set, workspace);
 }
 

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "scanrnn/core/cell.hpp"
+#include "scanrnn/core/cells/list.hpp"
 #include "scanrnn/types.hpp"
 
 namespace scanrnn::cpu {
@@ -131,15 +131,21 @@ struct TransferArgs {
   bool past_cache = false;  ///< to an array too large to be worth caching
 };
 
+/// The kernels of a cell that isn't the library's, for the one instruction set that its file was
+/// compiled for.
+struct CustomCell {
+  const char* isa;
+  CellKernels kernels[2];  ///< float, double
+};
+
 using Transfer = void (*)(const TransferArgs&);
 
 inline constexpr int kFloatDTypes = 6;  // f16 .. c128, the first entries of DType
 
 struct InstructionSet {
   const char* name;
-  /// Indexed by accumulation type: f32, f64, c64, c128 (DType minus f32).
-  CellKernels scan[4];
-  CellKernels sru[2];
+  /// Indexed by CellKind, then by accumulation type: f32, f64, c64, c128 (DType minus f32).
+  CellKernels cell[kCells][4];
   MapKernels map[4];
   Transfer load[kFloatDTypes];   ///< caller's array of that dtype -> rows
   Transfer store[kFloatDTypes];  ///< rows -> caller's array

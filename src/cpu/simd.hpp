@@ -291,6 +291,74 @@ SCANRNN_HD Vec<S> is_positive(const Vec<S>& v) {
   return {v.v > zero ? splat<S>(1).v : zero};
 }
 
+template <class S>
+SCANRNN_HD Vec<S> where_negative(const Vec<S>& v, const Vec<S>& yes, const Vec<S>& no) {
+  const typename Vec<S>::Raw zero = {};
+  return {v.v < zero ? yes.v : no.v};
+}
+template <class S>
+SCANRNN_HD Vec<S> maximum(const Vec<S>& p, const Vec<S>& q) {
+  return {p.v < q.v ? q.v : p.v};
+}
+template <class S>
+SCANRNN_HD Vec<S> minimum(const Vec<S>& p, const Vec<S>& q) {
+  return {p.v > q.v ? q.v : p.v};
+}
+
+SCANRNN_HD Vec<float> sqrt(const Vec<float>& v) {
+#if defined(__AVX512F__)
+  return {(Vec<float>::Raw)_mm512_maskz_sqrt_ps(0xffff, (__m512)v.v)};
+#elif defined(__AVX2__)
+  return {(Vec<float>::Raw)_mm256_sqrt_ps((__m256)v.v)};
+#elif defined(__SSE2__)
+  return {(Vec<float>::Raw)_mm_sqrt_ps((__m128)v.v)};
+#elif defined(__aarch64__)
+  return {(Vec<float>::Raw)vsqrtq_f32((float32x4_t)v.v)};
+#else
+  Vec<float> r;
+  for (int i = 0; i < Vec<float>::lanes; ++i) r.v[i] = __builtin_sqrtf(v.v[i]);
+  return r;
+#endif
+}
+SCANRNN_HD Vec<double> sqrt(const Vec<double>& v) {
+#if defined(__AVX512F__)
+  return {(Vec<double>::Raw)_mm512_maskz_sqrt_pd(0xff, (__m512d)v.v)};
+#elif defined(__AVX2__)
+  return {(Vec<double>::Raw)_mm256_sqrt_pd((__m256d)v.v)};
+#elif defined(__SSE2__)
+  return {(Vec<double>::Raw)_mm_sqrt_pd((__m128d)v.v)};
+#elif defined(__aarch64__)
+  return {(Vec<double>::Raw)vsqrtq_f64((float64x2_t)v.v)};
+#else
+  Vec<double> r;
+  for (int i = 0; i < Vec<double>::lanes; ++i) r.v[i] = __builtin_sqrt(v.v[i]);
+  return r;
+#endif
+}
+
+template <class S>
+SCANRNN_HD Exponential<Vec<S>> exponential(const Vec<S>& v) {
+  const SplitExp<S> split = split_exp(v);
+  const Vec<S> one = splat<S>(1);
+  const Vec<S> scale = split.scale_half * split.scale_rest;
+  return {(one + split.p) * split.scale_half * split.scale_rest, fma(scale, split.p, scale - one)};
+}
+
+/// With e = exp(-|v|), log(1 + e) = 2 artanh(s) for s = e / (2 + e) <= 1/3, from its Taylor series,
+/// whose first dropped term is below a quarter of an ulp.
+template <class S>
+SCANRNN_HD Vec<S> softplus(const Vec<S>& v) {
+  constexpr int terms = sizeof(S) == 4 ? 7 : 16;
+  const Vec<S> e = exponential(-absolute(v)).exp;
+  const Vec<S> s = e / (splat<S>(2) + e);
+  const Vec<S> square = s * s;
+  Vec<S> series = splat<S>(static_cast<S>(2.0 / (2 * terms + 1)));
+  for (int n = terms - 1; n > 0; --n) {
+    series = fma(series, square, splat<S>(static_cast<S>(2.0 / (2 * n + 1))));
+  }
+  return positive_part(v) + fma(series * square, s, s + s);
+}
+
 // Shuffles. A register is a row of 128-bit parts; what stays within parts is cheapest.
 
 template <class S>
@@ -605,6 +673,13 @@ struct Constant<cpu::SCANRNN_ISA::Doubles> {
   static SCANRNN_HD cpu::SCANRNN_ISA::Doubles of(double value) {
     const auto half = cpu::SCANRNN_ISA::splat<double>(value);
     return {half, half};
+  }
+};
+
+template <class S>
+struct Greatest<cpu::SCANRNN_ISA::Vec<S>> {
+  static SCANRNN_HD cpu::SCANRNN_ISA::Vec<S> value() {
+    return cpu::SCANRNN_ISA::splat<S>(Greatest<S>::value());
   }
 };
 

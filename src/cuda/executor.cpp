@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 
 #include "common/backend.hpp"
@@ -80,30 +81,27 @@ class CurrentDevice {
 
 // --- kernels -----------------------------------------------------------------------------------
 
-/// What a kernel needs to be told once for each device: how much shared memory it may ask for.
-struct Prepared {
-  std::atomic<std::uint64_t> rows{0}, columns{0};
-};
-
-struct Entry {
-  CellKernels kernels;
-  Prepared forward, backward;
-};
-
 struct Table {
-  Entry scan[6], sru[4];  // by DType
+  Entry entry[kCells][6];  // by CellKind and DType
   Table() {
-    CellKernels (*const scans[])() = {scan_f16, scan_bf16, scan_f32, scan_f64, scan_c64, scan_c128};
-    CellKernels (*const srus[])() = {sru_f16, sru_bf16, sru_f32, sru_f64};
-    for (int i = 0; i < 6; ++i) scan[i].kernels = scans[i]();
-    for (int i = 0; i < 4; ++i) sru[i].kernels = srus[i]();
+    set(CellKind::scan, {scan_f16, scan_bf16, scan_f32, scan_f64, scan_c64, scan_c128});
+#define SCANRNN_SET(name, Cell) \
+  set(CellKind::name, {name##_f16, name##_bf16, name##_f32, name##_f64});
+    SCANRNN_CELLS(SCANRNN_SET)
+#undef SCANRNN_SET
+  }
+  void set(CellKind kind, std::initializer_list<CellKernels (*)()> makers) {
+    Entry* row = entry[static_cast<int>(kind)];
+    for (CellKernels (*make)() : makers) (row++)->kernels = make();
   }
 };
 
 Entry& entry_of(const Problem& p) {
   static Table table;
   const int dtype = static_cast<int>(p.dtype);
-  return p.kind == CellKind::sru ? table.sru[dtype] : table.scan[dtype];
+  if (p.type->kind != CellKind::custom) return table.entry[static_cast<int>(p.type->kind)][dtype];
+  if (*p.type->on_cuda != nullptr) return (*p.type->on_cuda)->entry[dtype];
+  throw DeviceError(std::string(p.call) + ": the cell was compiled without CUDA kernels");
 }
 
 enum class Way { rows, columns, serial };
@@ -206,8 +204,9 @@ Plan make_plan(const Problem& p, int device) {
   g.checkpoints = static_cast<char*>(p.checkpoints.data);
   if (p.backward) {
     g.dy = steps_of(p, p.dy);
-    // Only the gradients of the gates need the states.
-    if (p.din[0]) g.states = steps_of(p, p.states);
+    for (int i = 0; i < p.inputs; ++i) {
+      if (p.din[i] && (p.state_inputs >> i & 1u) != 0) g.states = steps_of(p, p.states);
+    }
     g.enter = states_of(p, p.dfinal);
     g.leave = states_of(p, p.dinitial);
   } else {

@@ -272,21 +272,27 @@ double error_of(const scanrnn::ScanBackward& call) {
   return std::max(da.relative(), dx.relative());
 }
 
+using scanrnn::SruCell;
+using SruForward = scanrnn::CellForward<SruCell>;
+using SruBackward = scanrnn::CellBackward<SruCell>;
+
 // Both directions of the SRU with the identity as its activation, for whole channels: the gradients
 // of the biases are sums over the batch.
-double error_of(const scanrnn::SruForward& forward, const scanrnn::SruBackward* backward) {
-  const int64_t B = forward.u.shape[0], T = forward.u.shape[1], D = forward.u.shape[2];
+double error_of(const SruForward& forward, const SruBackward* backward) {
+  const ConstArray<3>(&in)[SruCell::inputs] = forward.in;
+  const int64_t B = in[0].shape[0], T = in[0].shape[1], D = in[0].shape[2];
   Deviation h, du, dforget, dreset, dskip;
   double worst = 0;
   for (const int64_t d : {int64_t{0}, D - 1}) {
-    const auto bias = [&](const ConstArray<1>& array) {
-      return Series(array.data, array.dtype, array.stride[0], D)[d].x;
+    const auto bias = [&](const ConstArray<3>& array) {
+      return Series(array.data, array.dtype, array.stride[2], D)[d].x;
     };
-    const double bf = bias(forward.bias_forget), br = bias(forward.bias_reset);
+    const double bf = bias(in[SruCell::kBiasForget]), br = bias(in[SruCell::kBiasReset]);
     double sums[2] = {}, sizes[2] = {};
     for (int64_t b = 0; b < B; ++b) {
-      Series u_(forward.u, b, d), forget_(forward.forget, b, d), reset_(forward.reset, b, d);
-      Series skip_(forward.skip, b, d), h_(forward.h, b, d);
+      Series u_(in[SruCell::kU], b, d), forget_(in[SruCell::kForget], b, d);
+      Series reset_(in[SruCell::kReset], b, d), skip_(in[SruCell::kSkip], b, d);
+      Series h_(forward.out, b, d);
       std::vector<double> c(T);
       double state = 0;
       for (int64_t t = 0; t < T; ++t) {
@@ -295,8 +301,10 @@ double error_of(const scanrnn::SruForward& forward, const scanrnn::SruBackward* 
         if (!backward) h.add(h_[t], {r * state + (1 - r) * skip_[t].x, 0});
       }
       if (!backward) continue;
-      Series dh_(backward->dh, b, d), du_(backward->du, b, d), dskip_(backward->dskip, b, d);
-      Series dforget_(backward->dforget, b, d), dreset_(backward->dreset, b, d);
+      const Array<3>(&din)[SruCell::inputs] = backward->din;
+      Series dh_(backward->dout, b, d), du_(din[SruCell::kU], b, d);
+      Series dforget_(din[SruCell::kForget], b, d), dreset_(din[SruCell::kReset], b, d);
+      Series dskip_(din[SruCell::kSkip], b, d);
       double g = 0, later = 0;  // later: f at the step after
       for (int64_t t = T - 1; t >= 0; --t) {
         const double f = sigmoid(forget_[t].x + bf), r = sigmoid(reset_[t].x + br);
@@ -316,9 +324,8 @@ double error_of(const scanrnn::SruForward& forward, const scanrnn::SruBackward* 
     if (!backward) continue;
     // The terms cancel, so the size is that of a sum of random signs.
     const double steps = std::sqrt(static_cast<double>(B * T));
-    const Array<1>* dbias[] = {&backward->dbias_forget, &backward->dbias_reset};
     for (int i = 0; i < 2; ++i) {
-      const double got = Series(dbias[i]->data, dbias[i]->dtype, dbias[i]->stride[0], D)[d].x;
+      const double got = bias(backward->din[SruCell::kBiasForget + i]);
       Deviation one;
       one.add(std::abs(got - sums[i]), std::max(std::abs(sums[i]), sizes[i] / steps));
       worst = std::max(worst, one.relative());
@@ -403,10 +410,8 @@ struct Work {
 
 scanrnn::Target device_target() { return {scanrnn::Device::cuda, 0, nullptr}; }
 
-template <class Call>
-void set_call(Work& work, const Call& call,
-              size_t (*workspace_bytes)(const Call&, const scanrnn::Target&),
-              void (*run)(const Call&, scanrnn::Workspace, const scanrnn::Target&)) {
+template <class Call, class WorkspaceBytes, class Run>
+void set_call(Work& work, const Call& call, WorkspaceBytes* workspace_bytes, Run* run) {
   scanrnn::Target target = device_target();
   CHECK(cudaGetDevice(&target.index));
   const Memory& memory = work.workspace.emplace_back(workspace_bytes(call, target));
@@ -458,19 +463,18 @@ Work make_sru(const Case& c) {
   }
   for (int i = 0; i < 2; ++i) work.others.push_back(filled(c.dtype, c.D, Fill::values, 10 + i));
 
-  scanrnn::SruForward forward;
-  ConstArray<3>* const inputs[] = {&forward.u, &forward.forget, &forward.reset, &forward.skip};
-  for (int i = 0; i < 4; ++i) *inputs[i] = c.array(work.reads[i].data(), c.dtype);
-  forward.bias_forget = vector(work.others[0]);
-  forward.bias_reset = vector(work.others[1]);
-  forward.h = c.array(work.writes.emplace_back(c.count() * element).data(), c.dtype);
+  SruForward forward;
+  // u, forget, reset and skip come first in the cell's order, and the biases last.
+  for (int i = 0; i < 4; ++i) forward.in[i] = c.array(work.reads[i].data(), c.dtype);
+  for (int i = 0; i < 2; ++i) forward.in[4 + i] = per_channel(vector(work.others[i]));
+  forward.out = c.array(work.writes.emplace_back(c.count() * element).data(), c.dtype);
   if (c.op != Op::sru_forward) {
     const DType wide = scanrnn::accumulation_dtype(c.dtype);
     const int64_t rows = scanrnn::checkpoint_rows(c.B, c.T, c.B);
     const Memory& memory = work.others.emplace_back(rows * c.D * scanrnn::size_of(wide));
     forward.checkpoints = {memory.data(), wide, {rows, c.D}, {c.D, 1}};
   }
-  set_call(work, forward, scanrnn::sru_forward_workspace_bytes, scanrnn::sru_forward);
+  set_call(work, forward, scanrnn::cell_forward_workspace_bytes, scanrnn::cell_forward);
   if (c.op != Op::sru_backward) {
     work.error = [=] { return error_of(forward, nullptr); };
     return work;
@@ -479,23 +483,18 @@ Work make_sru(const Case& c) {
   work.call();
   CHECK(cudaDeviceSynchronize());
   work.workspace.clear();
-  scanrnn::SruBackward backward;
-  backward.u = forward.u;
-  backward.forget = forward.forget;
-  backward.reset = forward.reset;
-  backward.skip = forward.skip;
-  backward.bias_forget = forward.bias_forget;
-  backward.bias_reset = forward.bias_reset;
+  SruBackward backward;
+  for (int i = 0; i < SruCell::inputs; ++i) backward.in[i] = forward.in[i];
   backward.checkpoints = forward.checkpoints;
   work.reads.push_back(filled(c.dtype, c.count(), Fill::values, 4));
-  backward.dh = c.array(work.reads[4].data(), c.dtype);
+  backward.dout = c.array(work.reads[4].data(), c.dtype);
   // h isn't wanted any more, and makes the first of the four.
   while (work.writes.size() < 4) work.writes.emplace_back(c.count() * element);
-  Array<3>* const outputs[] = {&backward.du, &backward.dforget, &backward.dreset, &backward.dskip};
-  for (int i = 0; i < 4; ++i) *outputs[i] = c.array(work.writes[i].data(), c.dtype);
-  backward.dbias_forget = vector(work.others.emplace_back(c.D * element));
-  backward.dbias_reset = vector(work.others.emplace_back(c.D * element));
-  set_call(work, backward, scanrnn::sru_backward_workspace_bytes, scanrnn::sru_backward);
+  for (int i = 0; i < 4; ++i) backward.din[i] = c.array(work.writes[i].data(), c.dtype);
+  for (int i = 4; i < SruCell::inputs; ++i) {
+    backward.din[i] = per_channel(vector(work.others.emplace_back(c.D * element)));
+  }
+  set_call(work, backward, scanrnn::cell_backward_workspace_bytes, scanrnn::cell_backward);
   work.error = [=] { return error_of(forward, &backward); };
   return work;
 }

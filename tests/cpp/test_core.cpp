@@ -5,9 +5,9 @@
 #include <cstring>
 #include <limits>
 
+#include "scanrnn/cells.hpp"
 #include "scanrnn/core/affine.hpp"
 #include "scanrnn/core/cells/scan.hpp"
-#include "scanrnn/core/cells/sru.hpp"
 #include "scanrnn/core/half.hpp"
 #include "test.hpp"
 
@@ -203,39 +203,95 @@ CASE(scalar_functions) {
 }
 
 // The cells' pullbacks against differences of their steps and outputs.
-CASE(sru_gradients_are_those_of_its_equations) {
-  Random random;
-  for (const Activation activation : {Activation::identity, Activation::tanh, Activation::relu}) {
-    SruCell cell;
-    cell.activation = activation;
-    for (int k = 0; k < 100; ++k) {
-      double in[SruCell::inputs], din[SruCell::inputs];
-      for (double& v : in) v = random.uniform(-2, 2);
-      const double c_prev = random.uniform(-2, 2), dh = random.uniform(-1, 1),
-                   dc = random.uniform(-1, 1);
-      // L = dh * h + dc * c
-      const auto loss = [&](double start) {
-        const double c = apply(cell.step(in), start);
-        return dh * cell.output(in, c) + dc * c;
-      };
-      const double c = apply(cell.step(in), c_prev);
-      if (std::fabs(c) < 1e-3) continue;  // relu's corner
-      const double g = cell.output_adjoint(in, c, dh) + dc;
-      cell.pullback(in, c_prev, c, dh, g, din);
-      const double step = 1e-6;
-      for (int i = 0; i < SruCell::inputs; ++i) {
-        const double at = in[i];
-        in[i] = at + step;
-        const double above = loss(c_prev);
-        in[i] = at - step;
-        const double below = loss(c_prev);
-        in[i] = at;
-        CHECK(std::fabs((above - below) / (2 * step) - din[i]) < 1e-8);
-      }
-      const double slope = (loss(c_prev + step) - loss(c_prev - step)) / (2 * step);
-      CHECK(std::fabs(slope - cell.gain(in) * g) < 1e-8);
-    }
+template <class Cell>
+void check_pullback(const Cell& cell, Random& random) {
+  constexpr int n = Cell::inputs;
+  double in[n], din[n];
+  for (double& v : in) v = random.uniform(-2, 2);
+  const double c_prev = random.uniform(-2, 2), dy = random.uniform(-1, 1),
+               dc = random.uniform(-1, 1);
+  // L = dy * y + dc * c
+  const auto loss = [&](double start) {
+    const double c = apply(cell.step(in), start);
+    return dy * cell.output(in, c) + dc * c;
+  };
+  const double c = apply(cell.step(in), c_prev);
+  for (double corner : in) {  // relu's, of a candidate or of the state
+    if (std::fabs(corner) < 1e-3 || std::fabs(c) < 1e-3) return;
   }
+  const double g = cell.output_adjoint(in, c, dy) + dc;
+  cell.pullback(in, c_prev, c, dy, g, din);
+  const double step = 1e-6;
+  for (int i = 0; i < n; ++i) {
+    const double at = in[i];
+    in[i] = at + step;
+    const double above = loss(c_prev);
+    in[i] = at - step;
+    const double below = loss(c_prev);
+    in[i] = at;
+    CHECK(std::fabs((above - below) / (2 * step) - din[i]) < 1e-8);
+  }
+  const double slope = (loss(c_prev + step) - loss(c_prev - step)) / (2 * step);
+  CHECK(std::fabs(slope - cell.gain(in) * g) < 1e-8);
+  CHECK_EQUAL(cell.gain(in), cell.step(in).a);
+  if (Cell::state_is_output) CHECK_EQUAL(cell.output(in, c), c);
+}
+
+template <class Cell>
+void check_pullbacks(Random& random) {
+  const CellType& type = cell_type<Cell>();
+  for (int k = 0; k < 600; ++k) {
+    Cell cell;
+    for (int i = 0; i < type.options; ++i) {
+      const CellOption option = type.option(&cell, i);
+      type.set_option(&cell, i,
+                      option.is_whole ? static_cast<double>(
+                                            random.integer(static_cast<std::int64_t>(option.least),
+                                                           static_cast<std::int64_t>(option.most)))
+                                      : random.uniform(0, 10));
+    }
+    cell.given(random.chance(0.5) ? (1u << Cell::inputs) - 1 : 0);
+    const test::Note note(std::string(Cell::name) + " " + std::to_string(k));
+    check_pullback(cell, random);
+  }
+}
+
+CASE(gradients_are_those_of_the_equations) {
+  Random random;
+#define SCANRNN_CHECK(name, Cell) check_pullbacks<Cell>(random);
+  SCANRNN_CELLS(SCANRNN_CHECK)
+#undef SCANRNN_CHECK
+}
+
+// What callers and bindings read of a cell.
+CASE(cells_as_data) {
+  const CellType& gilr = cell_type<GilrCell>();
+  CHECK_EQUAL(std::string(gilr.name), "gilr");
+  CHECK_EQUAL(gilr.inputs, 3);
+  CHECK_EQUAL(std::string(gilr.names[GilrCell::kBound]), "bound");
+  CHECK(gilr.has(gilr.optional_inputs, GilrCell::kBound));
+  CHECK(gilr.has(gilr.vector_inputs, GilrCell::kBound));
+  CHECK(gilr.state_is_output);
+  CHECK_EQUAL(gilr.options, 2);
+  CHECK_EQUAL(&cell_type(CellKind::gilr), &gilr);
+  CHECK_EQUAL(std::string(cell_type<QrnnCell>().state), "c");
+  CellStorage cell;
+  gilr.construct(cell);
+  CHECK_EQUAL(std::string(gilr.option(cell.bytes, 1).name), "activation");
+  CHECK_EQUAL(gilr.option(cell.bytes, 1).value, 1.0);
+  const double values[] = {1, 3, 0};
+  set_options(gilr, cell, values, 2);
+  CHECK_EQUAL(gilr.option(cell.bytes, 0).value, 1.0);
+  CHECK_EQUAL(gilr.option(cell.bytes, 1).value, 3.0);
+  CHECK_THROWS(set_options(gilr, cell, values, 3), InvalidArgument,
+               "gilr: options has 3 numbers, expected at most 2");
+  const double broken[] = {0, 2.5}, nothing[] = {0, std::nan("")};
+  CHECK_THROWS(set_options(gilr, cell, broken, 2), InvalidArgument,
+               "gilr: activation is 2.5, expected a whole number from 0 to 5");
+  CHECK_THROWS(set_options(gilr, cell, nothing, 2), InvalidArgument,
+               "gilr: activation is nan, expected a whole number from 0 to 5");
+  CHECK_THROWS(cell_type(CellKind::scan), InvalidArgument,
+               "kind is 0, expected a cell's number, from 1 to 5");
 }
 
 // --- 16-bit types

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is refused, with which words; and that nothing has been written by then.
+#include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "arrays.hpp"
@@ -76,9 +78,13 @@ struct ScanBack {
   bool untouched() const { return da.untouched() && dx.untouched() && dh0.untouched(); }
 };
 
+constexpr int kU = SruCell::kU, kForget = SruCell::kForget, kReset = SruCell::kReset,
+              kSkip = SruCell::kSkip, kBiasForget = SruCell::kBiasForget,
+              kBiasReset = SruCell::kBiasReset;
+
 struct Sru {
   Tensor full, bias, state, h, final_state, checkpoints;
-  SruForward call;
+  CellForward<SruCell> call;
 
   explicit Sru(DType type = DType::f32)
       : full(ones(type, B, T, D)),
@@ -87,17 +93,17 @@ struct Sru {
         h(Tensor::output(type, B, T, D)),
         final_state(Tensor::output(accumulation_dtype(type), 1, B, D)),
         checkpoints(Tensor::output(accumulation_dtype(type), 1, checkpoint_rows(B, T, B), D)) {
-    call.u = call.forget = call.reset = call.skip = full.in<3>();
-    call.bias_forget = call.bias_reset = bias.in<1>();
-    call.c0 = state.in<2>();
-    call.h = h.out<3>();
+    for (int i : {kU, kForget, kReset, kSkip}) call.in[i] = full.in<3>();
+    call.in[kBiasForget] = call.in[kBiasReset] = per_channel(bias.in<1>());
+    call.initial = state.in<2>();
+    call.out = h.out<3>();
     call.final_state = final_state.out<2>();
     call.checkpoints = checkpoints.out<2>();
   }
-  void ask() { (void)sru_forward_workspace_bytes(call); }
+  void ask() { (void)cell_forward_workspace_bytes(call); }
   void run() {
     Lent lent(1 << 20);
-    sru_forward(call, lent.workspace());
+    cell_forward(call, lent.workspace());
   }
   bool untouched() const {
     return h.untouched() && final_state.untouched() && checkpoints.untouched();
@@ -106,7 +112,7 @@ struct Sru {
 
 struct SruBack {
   Tensor full, bias, state, checkpoints, du, df, dr, ds, dbf, dbr, dc0;
-  SruBackward call;
+  CellBackward<SruCell> call;
 
   SruBack()
       : full(ones(DType::f32, B, T, D)),
@@ -120,22 +126,23 @@ struct SruBack {
         dbf(Tensor::output(DType::f32, 1, 1, D)),
         dbr(dbf),
         dc0(Tensor::output(DType::f32, 1, B, D)) {
-    call.u = call.forget = call.reset = call.skip = call.dh = full.in<3>();
-    call.bias_forget = call.bias_reset = bias.in<1>();
-    call.c0 = call.dfinal = state.in<2>();
+    for (int i : {kU, kForget, kReset, kSkip}) call.in[i] = full.in<3>();
+    call.in[kBiasForget] = call.in[kBiasReset] = per_channel(bias.in<1>());
+    call.dout = full.in<3>();
+    call.initial = call.dfinal = state.in<2>();
     call.checkpoints = checkpoints.in<2>();
-    call.du = du.out<3>();
-    call.dforget = df.out<3>();
-    call.dreset = dr.out<3>();
-    call.dskip = ds.out<3>();
-    call.dbias_forget = dbf.out<1>();
-    call.dbias_reset = dbr.out<1>();
-    call.dc0 = dc0.out<2>();
+    call.din[kU] = du.out<3>();
+    call.din[kForget] = df.out<3>();
+    call.din[kReset] = dr.out<3>();
+    call.din[kSkip] = ds.out<3>();
+    call.din[kBiasForget] = per_channel(dbf.out<1>());
+    call.din[kBiasReset] = per_channel(dbr.out<1>());
+    call.dinitial = dc0.out<2>();
   }
-  void ask() { (void)sru_backward_workspace_bytes(call); }
+  void ask() { (void)cell_backward_workspace_bytes(call); }
   void run() {
     Lent lent(1 << 20);
-    sru_backward(call, lent.workspace());
+    cell_backward(call, lent.workspace());
   }
   bool untouched() const {
     for (const Tensor* array : {&du, &df, &dr, &ds, &dbf, &dbr, &dc0}) {
@@ -398,36 +405,37 @@ CASE(sru_arguments) {
     refused<InvalidType>(Sru(), spoil, message);
   };
   for (const DType dtype : {DType::c64, DType::c128, DType::i32}) {
-    type([&](Sru& s) { s.call.u.dtype = dtype; },
+    type([&](Sru& s) { s.call.in[kU].dtype = dtype; },
          std::string("sru: u has dtype ") + name_of(dtype) +
              ", expected float16, bfloat16, float32 or float64");
   }
-  shape([](Sru& s) { s.call.u.data = nullptr; }, "sru: u is missing");
-  shape([](Sru& s) { s.call.forget = {}; }, "sru: forget is missing");
-  shape([](Sru& s) { s.call.reset = {}; }, "sru: reset is missing");
-  shape([](Sru& s) { s.call.h = {}; }, "sru: h is missing");
-  shape([](Sru& s) { s.call.forget.shape[0] = 1; },
-        "sru: forget has shape (1, 5, 3), expected (2, 5, 3)");
-  shape([](Sru& s) { s.call.reset.shape[2] = 4; },
-        "sru: reset has shape (2, 5, 4), expected (2, 5, 3)");
-  shape([](Sru& s) { s.call.skip.shape[1] = 1; },
+  shape([](Sru& s) { s.call.in[kU].data = nullptr; }, "sru: u is missing");
+  shape([](Sru& s) { s.call.in[kForget] = {}; }, "sru: f is missing");
+  shape([](Sru& s) { s.call.in[kReset] = {}; }, "sru: r is missing");
+  shape([](Sru& s) { s.call.out = {}; }, "sru: out is missing");
+  shape([](Sru& s) { s.call.in[kForget].shape[0] = 1; },
+        "sru: f has shape (1, 5, 3), expected (2, 5, 3)");
+  shape([](Sru& s) { s.call.in[kReset].shape[2] = 4; },
+        "sru: r has shape (2, 5, 4), expected (2, 5, 3)");
+  shape([](Sru& s) { s.call.in[kSkip].shape[1] = 1; },
         "sru: skip has shape (2, 1, 3), expected (2, 5, 3)");
-  type([](Sru& s) { s.call.skip.dtype = DType::f64; },
+  type([](Sru& s) { s.call.in[kSkip].dtype = DType::f64; },
        "sru: skip has dtype float64, expected float32");
-  shape([](Sru& s) { s.call.bias_forget.shape[0] = 1; },
-        "sru: bias_forget has shape (1,), expected (3,)");
-  shape([](Sru& s) { s.call.bias_reset.shape[0] = 6; },
-        "sru: bias_reset has shape (6,), expected (3,)");
-  type([](Sru& s) { s.call.bias_reset.dtype = DType::f16; },
-       "sru: bias_reset has dtype float16, expected float32");
+  shape([](Sru& s) { s.call.in[kBiasForget].shape[2] = 1; },
+        "sru: bias_f has shape (1,), expected (3,)");
+  shape([](Sru& s) { s.call.in[kBiasReset].shape[2] = 6; },
+        "sru: bias_r has shape (6,), expected (3,)");
+  type([](Sru& s) { s.call.in[kBiasReset].dtype = DType::f16; },
+       "sru: bias_r has dtype float16, expected float32");
   refused<InvalidType, Sru>(
-      Sru(DType::bf16), [](Sru& s) { s.call.bias_forget.dtype = DType::f16; },
-      "sru: bias_forget has dtype float16, expected bfloat16 or float32");
-  shape([](Sru& s) { s.call.c0.shape[0] = 1; }, "sru: c0 has shape (1, 3), expected (2, 3)");
-  shape([](Sru& s) { s.call.h.shape[0] = 1; }, "sru: h has shape (1, 5, 3), expected (2, 5, 3)");
-  shape(
-      [](Sru& s) { s.call.h.stride[0] = 0; },
-      "sru: h has stride 0 along axis 0 of size 2, expected an array whose elements are distinct");
+      Sru(DType::bf16), [](Sru& s) { s.call.in[kBiasForget].dtype = DType::f16; },
+      "sru: bias_f has dtype float16, expected bfloat16 or float32");
+  shape([](Sru& s) { s.call.initial.shape[0] = 1; }, "sru: c0 has shape (1, 3), expected (2, 3)");
+  shape([](Sru& s) { s.call.out.shape[0] = 1; },
+        "sru: out has shape (1, 5, 3), expected (2, 5, 3)");
+  shape([](Sru& s) { s.call.out.stride[0] = 0; },
+        "sru: out has stride 0 along axis 0 of size 2, expected an array whose elements are "
+        "distinct");
   type([](Sru& s) { s.call.final_state.dtype = DType::f16; },
        "sru: final_state has dtype float16, expected float32");
   shape([](Sru& s) { s.call.final_state.shape[0] = 1; },
@@ -438,10 +446,10 @@ CASE(sru_arguments) {
         "sru: checkpoints has shape (2, 3) and dtype float64, expected contiguous (2, 3) float32");
   shape([](Sru& s) { s.call.checkpoints.stride[1] = 2; },
         "sru: checkpoints has shape (2, 3) and dtype float32, expected contiguous (2, 3) float32");
-  shape([](Sru& s) { s.call.activation = static_cast<Activation>(3); },
-        "sru: activation is 3, expected 0 (identity), 1 (tanh) or 2 (relu)");
-  shape([](Sru& s) { s.call.activation = static_cast<Activation>(-1); },
-        "sru: activation is -1, expected 0 (identity), 1 (tanh) or 2 (relu)");
+  shape([](Sru& s) { s.call.cell.activation = static_cast<Activation>(3); },
+        "sru: activation is 3, expected a whole number from 0 to 2");
+  shape([](Sru& s) { s.call.cell.activation = static_cast<Activation>(-1); },
+        "sru: activation is -1, expected a whole number from 0 to 2");
 }
 
 CASE(sru_backward_arguments) {
@@ -455,39 +463,78 @@ CASE(sru_backward_arguments) {
   shape([](SruBack& s) { s.call.checkpoints.shape[0] = 1; },
         "sru backward: checkpoints has shape (1, 3) and dtype float32, expected contiguous (2, 3) "
         "float32");
-  shape([](SruBack& s) { s.call.dh.shape[2] = 2; },
-        "sru backward: dh has shape (2, 5, 2), expected (2, 5, 3)");
+  shape([](SruBack& s) { s.call.dout.shape[2] = 2; },
+        "sru backward: dout has shape (2, 5, 2), expected (2, 5, 3)");
   shape([](SruBack& s) { s.call.dfinal.shape[0] = 1; },
         "sru backward: dfinal has shape (1, 3), expected (2, 3)");
-  shape([](SruBack& s) { s.call.du.shape[1] = 1; },
+  shape([](SruBack& s) { s.call.din[kU].shape[1] = 1; },
         "sru backward: du has shape (2, 1, 3), expected (2, 5, 3)");
-  shape([](SruBack& s) { s.call.dforget.shape[1] = 1; },
-        "sru backward: dforget has shape (2, 1, 3), expected (2, 5, 3)");
-  type([](SruBack& s) { s.call.dreset.dtype = DType::f64; },
-       "sru backward: dreset has dtype float64, expected float32");
-  shape([](SruBack& s) { s.call.dskip.shape[0] = 1; },
+  shape([](SruBack& s) { s.call.din[kForget].shape[1] = 1; },
+        "sru backward: df has shape (2, 1, 3), expected (2, 5, 3)");
+  type([](SruBack& s) { s.call.din[kReset].dtype = DType::f64; },
+       "sru backward: dr has dtype float64, expected float32");
+  shape([](SruBack& s) { s.call.din[kSkip].shape[0] = 1; },
         "sru backward: dskip has shape (1, 5, 3), expected (2, 5, 3)");
-  shape([](SruBack& s) { s.call.dbias_forget.shape[0] = 1; },
-        "sru backward: dbias_forget has shape (1,), expected (3,)");
-  type([](SruBack& s) { s.call.dbias_reset.dtype = DType::f64; },
-       "sru backward: dbias_reset has dtype float64, expected float32");
-  shape([](SruBack& s) { s.call.dc0.shape[1] = 1; },
+  shape([](SruBack& s) { s.call.din[kBiasForget].shape[2] = 1; },
+        "sru backward: dbias_f has shape (1,), expected (3,)");
+  type([](SruBack& s) { s.call.din[kBiasReset].dtype = DType::f64; },
+       "sru backward: dbias_r has dtype float64, expected float32");
+  shape([](SruBack& s) { s.call.dinitial.shape[1] = 1; },
         "sru backward: dc0 has shape (2, 1), expected (2, 3)");
   const std::string distinct = ", expected an array whose elements are distinct";
-  shape([](SruBack& s) { s.call.du.stride[0] = 0; },
+  shape([](SruBack& s) { s.call.din[kU].stride[0] = 0; },
         "sru backward: du has stride 0 along axis 0 of size 2" + distinct);
-  shape([](SruBack& s) { s.call.dforget.stride[0] = 0; },
-        "sru backward: dforget has stride 0 along axis 0 of size 2" + distinct);
-  shape([](SruBack& s) { s.call.dreset.stride[1] = 0; },
-        "sru backward: dreset has stride 0 along axis 1 of size 5" + distinct);
-  shape([](SruBack& s) { s.call.dskip.stride[2] = 0; },
+  shape([](SruBack& s) { s.call.din[kForget].stride[0] = 0; },
+        "sru backward: df has stride 0 along axis 0 of size 2" + distinct);
+  shape([](SruBack& s) { s.call.din[kReset].stride[1] = 0; },
+        "sru backward: dr has stride 0 along axis 1 of size 5" + distinct);
+  shape([](SruBack& s) { s.call.din[kSkip].stride[2] = 0; },
         "sru backward: dskip has stride 0 along axis 2 of size 3" + distinct);
-  shape([](SruBack& s) { s.call.dbias_forget.stride[0] = 0; },
-        "sru backward: dbias_forget has stride 0 along axis 0 of size 3" + distinct);
-  shape([](SruBack& s) { s.call.dbias_reset.stride[0] = 0; },
-        "sru backward: dbias_reset has stride 0 along axis 0 of size 3" + distinct);
-  shape([](SruBack& s) { s.call.dc0.stride[1] = 0; },
+  shape([](SruBack& s) { s.call.din[kBiasForget].stride[2] = 0; },
+        "sru backward: dbias_f has stride 0 along axis 0 of size 3" + distinct);
+  shape([](SruBack& s) { s.call.din[kBiasReset].stride[2] = 0; },
+        "sru backward: dbias_r has stride 0 along axis 0 of size 3" + distinct);
+  shape([](SruBack& s) { s.call.dinitial.stride[1] = 0; },
         "sru backward: dc0 has stride 0 along axis 1 of size 3" + distinct);
+}
+
+// Cells whose output is their state.
+CASE(output_in_place_of_checkpoints) {
+  const Tensor full = ones(DType::f32, B, T, D), vector = ones(DType::f32, 1, 1, D);
+  Tensor out = Tensor::output(DType::f32, B, T, D), gradient = out;
+  Tensor rows = Tensor::output(DType::f32, 1, checkpoint_rows(B, T, B), D);
+  CellForward<RgLruCell> call;
+  for (ConstArray<3>& input : call.in) input = full.in<3>();
+  call.in[RgLruCell::kLambda] = per_channel(vector.in<1>());
+  call.out = out.out<3>();
+  const auto ask = [](auto broken, auto spoil) {
+    spoil(broken);
+    return cell_forward_workspace_bytes(broken);
+  };
+  CHECK_THROWS(ask(call, [&](auto& c) { c.checkpoints = rows.out<2>(); }), InvalidArgument,
+               "rg_lru: checkpoints is given, expected none: the output has the states");
+  CHECK_THROWS(ask(call, [](auto& c) { c.in[RgLruCell::kLambda] = {}; }), InvalidArgument,
+               "rg_lru: lam is missing");
+  CHECK_THROWS(ask(call, [&](auto& c) { c.in[RgLruCell::kLambda] = c.in[RgLruCell::kX]; }),
+               InvalidArgument, "rg_lru: lam has shape (2, 5, 3), expected (1, 1, 3)");
+  CHECK_THROWS(ask(call, [](auto& c) { c.cell.c = -1; }), InvalidArgument,
+               "rg_lru: c is -1, expected a number from 0 to 1000000");
+  CHECK_THROWS(ask(call, [](auto& c) { c.cell.c = std::nan(""); }), InvalidArgument,
+               "rg_lru: c is nan, expected a number from 0 to 1000000");
+  CHECK(ask(call, [](auto&) {}) > 0);
+
+  CellBackward<RgLruCell> back;
+  std::copy(std::begin(call.in), std::end(call.in), back.in);
+  back.din[RgLruCell::kX] = gradient.out<3>();
+  CHECK_THROWS((void)cell_backward_workspace_bytes(back), InvalidArgument,
+               "rg_lru backward: out is missing");
+  back.out = full.in<3>();
+  back.out.shape[2] = 2;
+  CHECK_THROWS((void)cell_backward_workspace_bytes(back), InvalidArgument,
+               "rg_lru backward: out has shape (2, 5, 2), expected (2, 5, 3)");
+  back.out.shape[2] = 3;
+  CHECK(cell_backward_workspace_bytes(back) > 0);
+  CHECK(gradient.untouched());
 }
 
 CASE(workspaces_too_small) {
@@ -511,11 +558,11 @@ CASE(workspaces_too_small) {
   check("scan backward", back, scan_backward_workspace_bytes(back.call),
         [](const ScanBackward& call, Workspace w) { scan_backward(call, w); });
   Sru sru;
-  check("sru", sru, sru_forward_workspace_bytes(sru.call),
-        [](const SruForward& call, Workspace w) { sru_forward(call, w); });
+  check("sru", sru, cell_forward_workspace_bytes(sru.call),
+        [](const CellForward<SruCell>& call, Workspace w) { cell_forward(call, w); });
   SruBack sru_back;
-  check("sru backward", sru_back, sru_backward_workspace_bytes(sru_back.call),
-        [](const SruBackward& call, Workspace w) { sru_backward(call, w); });
+  check("sru backward", sru_back, cell_backward_workspace_bytes(sru_back.call),
+        [](const CellBackward<SruCell>& call, Workspace w) { cell_backward(call, w); });
 }
 
 CASE(settings) {
@@ -559,12 +606,12 @@ CASE(no_cuda_says_so) {
   CHECK_THROWS(scan_backward(back.call, lent.workspace(), target), DeviceError, reason);
   CHECK(back.untouched());
   Sru sru;
-  CHECK_THROWS((void)sru_forward_workspace_bytes(sru.call, target), DeviceError, reason);
-  CHECK_THROWS(sru_forward(sru.call, lent.workspace(), target), DeviceError, reason);
+  CHECK_THROWS((void)cell_forward_workspace_bytes(sru.call, target), DeviceError, reason);
+  CHECK_THROWS(cell_forward(sru.call, lent.workspace(), target), DeviceError, reason);
   CHECK(sru.untouched());
   SruBack sru_back;
-  CHECK_THROWS((void)sru_backward_workspace_bytes(sru_back.call, target), DeviceError, reason);
-  CHECK_THROWS(sru_backward(sru_back.call, lent.workspace(), target), DeviceError, reason);
+  CHECK_THROWS((void)cell_backward_workspace_bytes(sru_back.call, target), DeviceError, reason);
+  CHECK_THROWS(cell_backward(sru_back.call, lent.workspace(), target), DeviceError, reason);
   CHECK(sru_back.untouched());
   // What is wrong with the arguments comes first.
   scan.call.h0.shape[0] = 3;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sigmoid and tanh of the SIMD layer, by ULP bounds against long double over the whole range. First
-// as compiled here, for the lowest instruction set of the machine, then on every instruction set of
-// the library through an SRU of one step, which hands them through unchanged.
+// The functions of the SIMD layer, by ULP bounds against long double over the whole range. First as
+// compiled here, for the lowest instruction set of the machine; sigmoid and tanh then on every
+// instruction set of the library through an SRU of one step, which hands them through unchanged.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -81,14 +81,14 @@ std::vector<S> by_sru(const std::vector<S>& in, Function function) {
     return ConstArray<3>{&value, dtype, {1, 1, count}, {0, 0, 0}};
   };
   const ConstArray<3> values = {in.data(), dtype, {1, 1, count}, {0, 0, 1}};
-  SruForward call;
-  call.forget = constant(minus);
-  call.u = function == Function::sigmoid ? constant(one) : values;
-  call.reset = function == Function::sigmoid ? values : constant(plus);
-  call.activation = function == Function::sigmoid ? Activation::identity : Activation::tanh;
-  call.h = {out.data(), dtype, {1, 1, count}, {0, 0, 1}};
-  Lent lent(sru_forward_workspace_bytes(call));
-  sru_forward(call, lent.workspace());
+  CellForward<SruCell> call;
+  call.in[SruCell::kForget] = constant(minus);
+  call.in[SruCell::kU] = function == Function::sigmoid ? constant(one) : values;
+  call.in[SruCell::kReset] = function == Function::sigmoid ? values : constant(plus);
+  call.cell.activation = function == Function::sigmoid ? Activation::identity : Activation::tanh;
+  call.out = {out.data(), dtype, {1, 1, count}, {0, 0, 1}};
+  Lent lent(cell_forward_workspace_bytes(call));
+  cell_forward(call, lent.workspace());
   return out;
 }
 
@@ -179,6 +179,76 @@ void check_symmetry(const std::string& isa) {
   CHECK_EQUAL(wrong, 0);
 }
 
+// A function of the SIMD layer over in-range values, against its exact one.
+template <class S, class F>
+void check_vectors(const char* name, const std::vector<S>& in, F&& f, long double (*exact)(S),
+                   double bound) {
+  const std::vector<S> out = by_vectors(in, f);
+  double worst = 0;
+  S where = 0;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const double error = ulps(out[i], exact(in[i]));
+    if (error > worst) worst = error, where = in[i];
+  }
+  const Note note(std::string(name) + (sizeof(S) == 4 ? " float: " : " double: ") +
+                  std::to_string(worst) + " ulp at " +
+                  Tensor::format({static_cast<double>(where), 0}));
+  const double slack = sizeof(S) == 8 && LDBL_MANT_DIG == DBL_MANT_DIG ? 1 : 0;
+  CHECK(worst <= bound + slack);
+}
+
+// Measured over 4 million values each, on sse2 and avx2: exp 1.04 ulp in float and 1.09 in double,
+// exp - 1 0.95 and 1.30, softplus 2.59 and 2.68, the square root half an ulp.
+template <class S>
+void check_more_functions(int count) {
+  namespace isa = cpu::test_isa;
+  Random random;
+  const std::vector<S> all = dense_range<S>(random, count);
+  std::vector<S> below = all, above = all;
+  for (S& v : below) v = -std::fabs(v);
+  for (S& v : above) v = std::fabs(v);
+  check_vectors<S>(
+      "exp", below, [](const auto& v) { return isa::exponential(v).exp; },
+      [](S v) { return std::exp(static_cast<long double>(v)); }, 1.5);
+  check_vectors<S>(
+      "exp - 1", below, [](const auto& v) { return isa::exponential(v).minus_one; },
+      [](S v) { return std::expm1(static_cast<long double>(v)); }, 1.6);
+  check_vectors<S>(
+      "softplus", all, [](const auto& v) { return isa::softplus(v); },
+      [](S v) {
+        const long double w = static_cast<long double>(v);
+        return std::max(w, 0.0L) + std::log1p(std::exp(-std::fabs(w)));
+      },
+      3.0);
+  check_vectors<S>(
+      "sqrt", above, [](const auto& v) { return isa::sqrt(v); },
+      [](S v) { return std::sqrt(static_cast<long double>(v)); }, 0.5);
+
+  const S infinity = std::numeric_limits<S>::infinity();
+  const S nan = std::numeric_limits<S>::quiet_NaN(), tiny = std::numeric_limits<S>::denorm_min();
+  const std::vector<S> in = {infinity, -infinity, nan, 0, -tiny, -1};
+  const auto of = [&](auto&& f) { return by_vectors(in, f); };
+  const std::vector<S> e = of([](const auto& v) { return isa::exponential(v).exp; });
+  CHECK(e[1] == 0 && std::isnan(e[2]) && e[3] == 1 && e[4] == 1);
+  const std::vector<S> m = of([](const auto& v) { return isa::exponential(v).minus_one; });
+  CHECK(m[1] == -1 && std::isnan(m[2]) && m[3] == 0 && m[4] == -tiny);
+  const std::vector<S> p = of([](const auto& v) { return isa::softplus(v); });
+  CHECK(p[0] == infinity && p[1] == 0 && std::isnan(p[2]));
+  const std::vector<S> larger = of([](const auto& v) { return isa::maximum(v, isa::splat(S(0))); });
+  CHECK(larger[0] == infinity && larger[1] == 0 && std::isnan(larger[2]) && larger[5] == 0);
+  const std::vector<S> less = of([](const auto& v) { return isa::minimum(v, isa::splat(S(0))); });
+  CHECK(less[0] == 0 && less[1] == -infinity && std::isnan(less[2]) && less[5] == -1);
+  const std::vector<S> chosen =
+      of([](const auto& v) { return isa::where_negative(v, isa::splat(S(7)), isa::splat(S(9))); });
+  CHECK(chosen[0] == 9 && chosen[1] == 7 && chosen[2] == 9 && chosen[3] == 9 && chosen[4] == 7);
+  // The scalars that the GPU's code is made of.
+  for (const S v : all) {
+    const S down = -std::fabs(v);
+    CHECK(ulps(exponential(down).exp, std::exp(static_cast<long double>(down))) <= 1);
+    CHECK(ulps(exponential(down).minus_one, std::expm1(static_cast<long double>(down))) <= 1);
+  }
+}
+
 std::vector<std::string> places() {
   std::vector<std::string> names = built_isas();
   names.insert(names.begin(), "");
@@ -206,6 +276,11 @@ CASE(symmetries) {
     check_symmetry<float>(isa);
     check_symmetry<double>(isa);
   }
+}
+
+CASE(more_functions_in_ulps) {
+  check_more_functions<float>(50000);
+  check_more_functions<double>(50000);
 }
 
 TEST_MAIN()

@@ -91,9 +91,8 @@ class Lent {
   scanrnn::Workspace workspace() { return {bytes_ > 0 ? memory_ : nullptr, bytes_}; }
 
   /// Runs a call to its end.
-  template <class Call>
-  void run(void (*function)(const Call&, scanrnn::Workspace, const scanrnn::Target&),
-           const Call& call) {
+  template <class Function, class Call>
+  void run(Function* function, const Call& call) {
     function(call, workspace(), kTarget);
     require(cudaDeviceSynchronize(), "the call");
   }

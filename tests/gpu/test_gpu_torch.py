@@ -15,7 +15,7 @@ import scanrnn
 import scanrnn.torch as srt
 from gpu_helpers import leaf, to_numpy
 from reference import assert_matches
-from scanrnn.torch import _ops
+from scanrnn.torch import _cells, _ops
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch_helpers import OPTIONS, as_tensors, scan_loop, size_of
@@ -114,12 +114,13 @@ def test_opcheck(device, options):
     inputs = [leaf(random(2, 37, 3, device=device)) for _ in range(4)]
     biases = [leaf(random(3, device=device)) for _ in range(2)]
     c0 = leaf(random(1, 2, 3, device=device))
-    arguments = (*inputs, *biases, c0, *sequences, 1, 1, True)
-    torch.library.opcheck(torch.ops.scanrnn.sru.default, arguments)
+    row = (_cells.KINDS["sru"], [1.0], 1, 1)
+    arguments = (*inputs, *biases, c0, *sequences, *row, True)
+    torch.library.opcheck(torch.ops.scanrnn.cell.default, arguments)
     detached = [t.detach() for t in (*inputs, *biases, c0)]
-    checkpoints = torch.ops.scanrnn.sru.default(*detached, *sequences, 1, 1, True)[2]
-    arguments = (*detached, checkpoints, x, None, *sequences, 1, 1, [True] * 7)
-    torch.library.opcheck(torch.ops.scanrnn.sru_backward.default, arguments)
+    checkpoints = torch.ops.scanrnn.cell.default(*detached, *sequences, *row, True)[2]
+    arguments = (*detached, checkpoints, x, None, *sequences, *row, [True] * 7)
+    torch.library.opcheck(torch.ops.scanrnn.cell_backward.default, arguments)
 
 
 def test_g10_inputs_are_left_alone(device):
@@ -169,11 +170,11 @@ def test_g11_a_failure_is_raised(cuda, run_python):
     """After an error of the device nothing may look like a result."""
     printed = run_python(
         "import os, torch, scanrnn.torch as srt\n"
-        "from scanrnn.torch._ops import _core, _describe\n"
+        "from scanrnn.torch._ops import _core, describe\n"
         "a, x, h = arrays = torch.ones(3, 1, 300, 64, device='cuda').unbind()\n"
         "spare = torch.empty(1 << 20, dtype=torch.uint8, device='cuda')\n"
         "lend = lambda size, ordinal: (spare.data_ptr(), spare)\n"
-        "a, x, h = map(_describe, arrays)\n"
+        "a, x, h = map(describe, arrays)\n"
         "_core.scan_forward(a, x, None, h, None, allocate=lend)\n"
         "torch.cuda.synchronize()\n"
         "assert arrays[2][0, -1, 0].item() == 300\n"
@@ -587,7 +588,9 @@ def test_no_passes_beside_the_sru(cuda):
     dh = random(4, 5000, 64, device=cuda)
 
     def both():
-        h, _ = _ops.sru(u, None, None, skip, bias, None, None, None, None, None, False, False, 0, 3)
+        sequences = (None, None, None, False, False)
+        row = (_cells.KINDS["sru"], [0.0], 3, 1)
+        h, _ = _cells.cell(u, None, None, skip, bias, None, None, *sequences, *row)
         torch.autograd.grad(h, [u, skip, bias], dh)
 
     names = kernels_of(both)

@@ -269,6 +269,20 @@ def test_consumer_of_the_source_tree(run: Run, tmp_path: Path) -> None:
     build_consumer(run, tmp_path, *defines)
 
 
+@pytest.mark.parametrize("native", ["OFF", "ON"])
+def test_custom_cell(run: Run, install_tree: Path, tmp_path: Path, native: str) -> None:
+    """A cell written outside of the library runs on the static library, on any instruction set."""
+    folder = Path(__file__).parent / "custom_cell"
+    lines = (folder / "leaky_cell.hpp").read_text().splitlines()
+    assert len(lines) < 60
+    defines = [f"-DCMAKE_PREFIX_PATH={install_tree}", f"-DCUSTOM_CELL_NATIVE={native}"]
+    run("cmake", "-S", folder, "-B", tmp_path, "-DCMAKE_BUILD_TYPE=Release", *defines)
+    run("cmake", "--build", tmp_path)
+    output = run(tmp_path / "custom_cell").stdout
+    assert "as it should: leaky" in output
+    assert output.endswith("right\n")
+
+
 def test_cmake_prefix_entry_point(run: Run, numpy_python: Path) -> None:
     """The name under which scikit-build-core looks for CMake packages in site-packages."""
     code = """

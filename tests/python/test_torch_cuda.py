@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 from scanrnn import _core
-from scanrnn.torch import _ops, functional
+from scanrnn.torch import _arguments, _cells, _ops
 
 STREAM = 4096
 DEVICE = torch.device("cuda", 1)
@@ -28,6 +28,18 @@ def random(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def flat(arguments):
+    """Arguments with the members of lists in place of these."""
+    return [v for a in arguments for v in (a if isinstance(a, list) else [a])]
+
+
+def moved(v):
+    """A descriptor, or all in a list, as on the CPU."""
+    if isinstance(v, list):
+        return [moved(each) for each in v]
+    return (*v[:4], -1) if isinstance(v, tuple) else v
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Run the core's calls on the CPU, and keep what they were told."""
@@ -36,16 +48,16 @@ def calls(monkeypatch):
     def on_the_cpu(function):
         def call(*arguments):
             *arguments, stream, allocate = arguments
-            devices = {v[4] for v in arguments if isinstance(v, tuple)}
+            devices = {v[4] for v in flat(arguments) if isinstance(v, tuple)}
             pointer, memory = allocate(1000, 1)
             assert (memory.dtype, memory.numel()) == (torch.uint8, 1000)
             assert memory.data_ptr() == pointer
             told.append((devices, stream))
-            function(*((*v[:4], -1) if isinstance(v, tuple) else v for v in arguments))
+            function(*map(moved, arguments))
 
         return call
 
-    for name in ("scan_forward", "scan_backward", "sru_forward", "sru_backward"):
+    for name in ("scan_forward", "scan_backward", "cell_forward", "cell_backward"):
         monkeypatch.setattr(_core, name, on_the_cpu(getattr(_core, name)))
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda ordinal: STREAM + ordinal, raising=False
@@ -71,20 +83,20 @@ def test_scan_on_the_device_and_stream_of_its_tensors(calls, batch, with_state):
     assert calls == [({1}, STREAM + 1)] * 2
 
 
-def test_sru_on_the_device_and_stream_of_its_tensors(calls, monkeypatch):
+def test_a_cell_on_the_device_and_stream_of_its_tensors(calls, monkeypatch):
     u, bias, c0 = random(2, 40, 8 * 5), random(4 * 5), random(2, 2, 5)
-    options = (None, None, None, False, False, 1, 8)
+    options = (None, None, None, False, False, _cells.KINDS["sru"], [1.0], 4, 2)
     inputs = (u, None, None, None, bias, None, c0)
-    expected = _ops._sru(*inputs, *options, True)
+    expected = _cells._cell(*inputs, *options, True)
     dh = random(2, 40, 10)
     tail = (dh, None, *options, [True] * 7)
-    gradients = _ops._sru_backward(*inputs, expected[2], *tail)
+    gradients = _cells._cell_backward(*inputs, expected[2], *tail)
     calls.clear()
     zeros = []
     monkeypatch.setattr(OnCuda, "new_zeros", lambda *args, **_: zeros.append(args), raising=False)
     inputs = [None if t is None else t.as_subclass(OnCuda) for t in inputs]
-    got = _ops._sru(*inputs, *options, True)
-    back = _ops._sru_backward(*inputs, got[2], dh.as_subclass(OnCuda), *tail[1:])
+    got = _cells._cell(*inputs, *options, True)
+    back = _cells._cell_backward(*inputs, got[2], dh.as_subclass(OnCuda), *tail[1:])
     for one, other in zip((*got[:2], *back), (*expected[:2], *gradients), strict=True):
         assert torch.equal(one.as_subclass(torch.Tensor), other)
     assert calls == [({1}, STREAM + 1)] * 4  # two directions
@@ -112,21 +124,21 @@ MAIN = types.SimpleNamespace(device=DEVICE, is_cuda=True)
 
 def test_an_index_goes_to_the_device_without_waiting(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    moved = functional.to_device_of("scan", "lengths", Small(), MAIN)
+    moved = _arguments.to_device_of("scan", "lengths", Small(), MAIN)
     assert (moved.device, moved.pinned, moved.non_blocking) == (DEVICE, True, True)
-    assert functional.to_device_of("scan", "lengths", moved, MAIN) is moved
+    assert _arguments.to_device_of("scan", "lengths", moved, MAIN) is moved
 
 
 def test_an_index_on_the_cpu_can_not_be_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="lengths is on the CPU, expected a tensor on cuda:1"):
-        functional.to_device_of("scan", "lengths", Small(), MAIN)
+        _arguments.to_device_of("scan", "lengths", Small(), MAIN)
 
 
 def test_an_index_on_another_device_is_an_error():
     there = types.SimpleNamespace(device=torch.device("cuda", 0))
     with pytest.raises(ValueError, match=r"lengths is on device cuda:0, expected cuda:1 \(the"):
-        functional.to_device_of("scan", "lengths", there, MAIN)
+        _arguments.to_device_of("scan", "lengths", there, MAIN)
 
 
 @pytest.mark.parametrize(
@@ -141,4 +153,4 @@ def test_an_index_on_another_device_is_an_error():
 )
 def test_values_on_the_cpu_are_checked_before_they_are_copied(name, value, text):
     with pytest.raises(ValueError, match=text):
-        functional.index_tensor("scan", name, value, MAIN, 5)
+        _arguments.index_tensor("scan", name, value, MAIN, 5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scanrnn
 import torch
-from scanrnn.torch import SRU, load_sru_package_weights, sru
+from scanrnn.torch import SRU, _cells, load_sru_package_weights, sru
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
@@ -178,8 +178,9 @@ def test_checkpoints_have_the_rows_that_the_core_writes(B, N, T):
         offsets = torch.tensor([0] * N + [T])
     u = torch.randn(B, T, 2)
     options = (offsets, None, None, False, False)
-    checkpoints = torch.ops.scanrnn.sru(*[u] * 4, *[None] * 3, *options, 0, 1, True)[2]
-    assert checkpoints.shape == (1, scanrnn._core.sru_checkpoint_rows(B, T, N), 2)
+    row = (_cells.KINDS["sru"], [0.0], 1, 1)
+    checkpoints = torch.ops.scanrnn.cell(*[u] * 4, *[None] * 3, *options, *row, True)[2]
+    assert checkpoints.shape == (1, scanrnn._core.checkpoint_rows(B, T, N), 2)
 
 
 # ---- Derivatives of all orders and modes ---------------------------------------------------------
@@ -399,11 +400,11 @@ def test_products_are_not_copied():
         x = torch.randn(6, 5, 4, requires_grad=True)
         with Log() as log:
             y, _ = module(x)
-        assert set(log.names) - views <= {"mm", "addmm", "sru"}, log.names
+        assert set(log.names) - views <= {"mm", "addmm", "cell"}, log.names
         weight = torch.ones_like(y)
         with Log() as log:
             y.backward(weight)
-        assert set(log.names) - views <= {"mm", "sru_backward"}, log.names
+        assert set(log.names) - views <= {"mm", "cell_backward"}, log.names
 
 
 # ---- Acceptance cases ----------------------------------------------------------------------------

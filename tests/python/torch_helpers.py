@@ -162,3 +162,150 @@ def assert_gradients_match(ours, theirs, **tolerance):
         else:
             assert g.dtype == e.dtype
             torch.testing.assert_close(g, e, **tolerance)
+
+
+# ---- Cells ---------------------------------------------------------------------------------------
+
+ALL_ACTIVATIONS = ACTIVATIONS | {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "sigmoid": torch.sigmoid,
+    "positive": lambda x: torch.where(x >= 0, x + 0.5, torch.sigmoid(x)),
+}
+
+
+def _sru_step(c, u, f, r, skip=0, bias_f=0, bias_r=0, *, g):
+    keep, show = torch.sigmoid(f + bias_f), torch.sigmoid(r + bias_r)
+    c = keep * c + (1 - keep) * u
+    return show * g(c) + (1 - show) * skip, c
+
+
+def _gilr_step(h, f, z, bound=0, *, g):
+    keep = bound + (1 - bound) * torch.sigmoid(f)
+    h = keep * h + (1 - keep) * g(z)
+    return h, h
+
+
+def _min_gru_step(h, z, v, *, g):
+    update = torch.sigmoid(z)
+    h = (1 - update) * h + update * g(v)
+    return h, h
+
+
+def _min_lstm_step(h, f, i, v, *, g):
+    keep, add = torch.sigmoid(f), torch.sigmoid(i)
+    h = (keep * h + add * g(v)) / (keep + add)
+    return h, h
+
+
+def _qrnn_step(c, z, f, o=None, i=None, *, g):
+    keep = torch.sigmoid(f)
+    c = keep * c + (1 - keep if i is None else torch.sigmoid(i)) * g(z)
+    return c if o is None else torch.sigmoid(o) * c, c
+
+
+def _rg_lru_step(h, x, r, i, lam, *, c=8.0):
+    a = torch.exp(-c * torch.nn.functional.softplus(lam) * torch.sigmoid(r))
+    h = a * h + torch.sqrt(1 - a * a) * torch.sigmoid(i) * x
+    return h, h
+
+
+def _lru_step(h, u, nu, theta, gamma=None):
+    radius = torch.exp(-torch.exp(nu))
+    if gamma is None:
+        gamma = torch.sqrt(1 - radius**2)
+    h = torch.polar(radius, torch.exp(theta)) * h + gamma * u
+    return h, h
+
+
+class Cell:
+    """A cell as a function, and its equations as a step."""
+
+    def __init__(self, function, step, full, vectors=(), optional=(), *, g=None, dtype=None):
+        self.function = function
+        self.step = step
+        self.full = full.split()
+        self.vectors = [*vectors]
+        self.optional = [*optional]
+        self.g = g
+        self.dtype = dtype  # of the inputs, where it isn't a real one
+
+    @property
+    def names(self):
+        """All arguments, the state last."""
+        return [*self.full, *self.vectors, "state"]
+
+    def inputs(self, options, D=3, dtype=torch.float64, requires_grad=True):
+        """Random arguments that fit an entry of OPTIONS."""
+        B, T, N = size_of(options)
+        return self.inputs_of(B, T, N, D, dtype, requires_grad)
+
+    def inputs_of(self, B, T, N, D, dtype=torch.float64, requires_grad=True):
+        wide = dtype if self.dtype is None else {torch.float64: torch.complex128}[dtype]
+        tensors = [torch.randn(B, T, D, dtype=wide) for _ in self.full]
+        # A bound is a number from 0 to 1, and a phase or rate a small one.
+        tensors += [torch.rand(D, dtype=dtype) * 0.8 + 0.1 for _ in self.vectors]
+        tensors.append(torch.randn(N, D, dtype=wide))
+        return [t.requires_grad_(requires_grad) for t in tensors]
+
+    def loop(self, *args, reset=None, activation=None, c=None, **options):
+        """The equations, one step after the other: (y, final)."""
+        *args, state = args
+        present = len(self.full)
+        full, vectors = args[:present], args[present:]
+        keywords = {}
+        if self.g is not None:
+            keywords["g"] = ALL_ACTIVATIONS[self.g if activation is None else activation]
+        if c is not None:
+            keywords["c"] = c
+        u = full[0]
+        B, T, D = u.shape
+        vectors = {n: v for n, v in zip(self.vectors, vectors, strict=True) if v is not None}
+        outputs, finals = {}, []
+        for n, (b, steps) in enumerate(runs(B, T, **options)):
+            held = u.new_zeros(D) if state is None else state[n]
+            for t in steps:
+                before = torch.zeros_like(held) if reset is not None and reset[b][t] else held
+                own = {
+                    name: x[b, t] for name, x in zip(self.full, full, strict=True) if x is not None
+                }
+                outputs[b, t], held = self.step(before, **own, **vectors, **keywords)
+            finals.append(held)
+        return _stack(outputs, u), torch.stack(finals) if finals else u.new_zeros(0, D)
+
+    def both(self, *args, **options):
+        """The function's (y, final)."""
+        return self.function(*args, return_final=True, **options)
+
+
+def cells():
+    """All cells by name; a function, so that the other tests can do without them."""
+    import scanrnn.torch as srt
+
+    gilr, qrnn = _gilr_step, _qrnn_step
+    return {
+        "sru": Cell(
+            srt.sru, _sru_step, "u f r skip", ["bias_f", "bias_r"], ["skip", "bias_f", "bias_r"],
+            g="identity",
+        ),
+        "gilr": Cell(srt.gilr, gilr, "f z", g="tanh"),
+        "hgrn": Cell(srt.hgrn, gilr, "f z", ["bound"], ["bound"], g="silu"),
+        "min_gru": Cell(srt.min_gru, _min_gru_step, "z v", g="identity"),
+        "min_lstm": Cell(srt.min_lstm, _min_lstm_step, "f i v", g="identity"),
+        "qrnn f": Cell(_with_none(srt.qrnn, 2), qrnn, "z f", g="tanh"),
+        "qrnn fo": Cell(_with_none(srt.qrnn, 3, 1), qrnn, "z f o", g="tanh"),
+        "qrnn ifo": Cell(srt.qrnn, qrnn, "z f o i", g="tanh"),
+        "rg_lru": Cell(srt.rg_lru, _rg_lru_step, "x r i", ["lam"]),
+        "lru": Cell(
+            srt.lru, _lru_step, "u", ["nu", "theta", "gamma"], ["gamma"], dtype=torch.complex128
+        ),
+    }  # fmt: skip
+
+
+def _with_none(function, at, count=2):
+    """The function with None in some places, counted before the state."""
+
+    def call(*args, **options):
+        return function(*args[:at], *(None,) * count, *args[at:], **options)
+
+    call.__name__ = function.__name__
+    return call

@@ -9,8 +9,6 @@
 //   static constexpr int inputs;                arrays that a step reads, in the order of `in`
 //   static constexpr unsigned map_inputs;       bit i: `step` reads in[i]
 //   static constexpr unsigned backward_inputs;  bit i: the backward members read in[i]
-//   static constexpr unsigned vector_inputs;    bit i: in[i] is always one value a channel (a bias)
-//   static constexpr unsigned broadcast_inputs; bit i: callers may broadcast in[i] over any axis
 //   static constexpr bool state_is_output;      output(in, c) is c: backward then reads the states
 //                                               from the output instead of recomputing them
 //
@@ -22,6 +20,10 @@
 //
 // `in` is R[inputs]. An input that is constant over time or batch (a bias) is an ordinary input
 // with stride 0: the executor sums its gradient over the axes it is broadcast over.
+//
+// What callers see of a cell is data beside these: `name` and `names` (of the inputs, as errors
+// call them), and what CellBase has defaults for. Where the state is the output, `c` of the
+// backward members isn't read: it is c_t, but not given.
 #pragma once
 
 #include "scanrnn/core/affine.hpp"
@@ -31,12 +33,29 @@ namespace scanrnn {
 /// Inputs that an executor makes room for.
 inline constexpr int kMaxInputs = 8;
 
+/// A cell derives from it, and has members of the same names where it differs.
+struct CellBase {
+  static constexpr unsigned vector_inputs = 0;  ///< bit i: in[i] is one value a channel (a bias)
+  static constexpr unsigned optional_inputs =
+      0;  ///< bit i: in[i] may be absent: then it reads as 0
+  static constexpr unsigned broadcast_inputs = 0;  ///< bit i: in[i] may be of size 1 on any axis
+  static constexpr unsigned state_inputs = ~0u;    ///< bit i: the gradient of in[i] reads c_prev
+  static constexpr const char* state = "h";        ///< its initial value is "h0"
+
+  /// Run-time options: option(name, member, least, most) for each, the member a number or an enum.
+  template <class Self, class Option>
+  static void options(Self&, Option&&) {}
+  /// Called before a run: bit i says that in[i] was given.
+  void given(unsigned) {}
+};
+
 template <class Cell>
 struct CellTraits {
   static constexpr unsigned all_inputs = (1u << Cell::inputs) - 1;
-  static constexpr bool is_cell = Cell::inputs >= 1 && Cell::inputs <= kMaxInputs &&
-                                  (Cell::map_inputs & ~all_inputs) == 0 &&
-                                  (Cell::backward_inputs & ~all_inputs) == 0;
+  static constexpr bool is_cell =
+      Cell::inputs >= 1 && Cell::inputs <= kMaxInputs && (Cell::map_inputs & ~all_inputs) == 0 &&
+      (Cell::backward_inputs & ~all_inputs) == 0 && (Cell::vector_inputs & 1u) == 0 &&
+      (Cell::optional_inputs & 1u) == 0;  // in[0] gives the extents
 };
 
 }  // namespace scanrnn

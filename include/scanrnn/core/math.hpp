@@ -77,6 +77,46 @@ SCANRNN_HD double positive_part(double v) { return v > 0 || v != v ? v : 0.0; }
 SCANRNN_HD float is_positive(float v) { return v > 0 ? 1.0f : 0.0f; }
 SCANRNN_HD double is_positive(double v) { return v > 0 ? 1.0 : 0.0; }
 
+/// `yes` where v < 0, else `no`.
+SCANRNN_HD float where_negative(float v, float yes, float no) { return v < 0 ? yes : no; }
+SCANRNN_HD double where_negative(double v, double yes, double no) { return v < 0 ? yes : no; }
+
+/// The larger and the smaller of two numbers; NaN where `p` is.
+SCANRNN_HD float maximum(float p, float q) { return p < q ? q : p; }
+SCANRNN_HD double maximum(double p, double q) { return p < q ? q : p; }
+SCANRNN_HD float minimum(float p, float q) { return p > q ? q : p; }
+SCANRNN_HD double minimum(double p, double q) { return p > q ? q : p; }
+
+SCANRNN_HD float sqrt(float v) { return ::sqrtf(v); }
+SCANRNN_HD double sqrt(double v) { return ::sqrt(v); }
+
+/// exp(v) and exp(v) - 1, each with full relative accuracy.
+template <class R>
+struct Exponential {
+  R exp;
+  R minus_one;
+};
+
+/// For v <= 0.
+SCANRNN_HD Exponential<float> exponential(float v) { return {::expf(v), ::expm1f(v)}; }
+SCANRNN_HD Exponential<double> exponential(double v) { return {::exp(v), ::expm1(v)}; }
+
+/// log(1 + exp(v)), with full relative accuracy and without overflow.
+SCANRNN_HD float softplus(float v) { return positive_part(v) + ::log1pf(::expf(-::fabsf(v))); }
+SCANRNN_HD double softplus(double v) { return positive_part(v) + ::log1p(::exp(-::fabs(v))); }
+
+/// The greatest finite number of R's precision.
+template <class R>
+struct Greatest;
+template <>
+struct Greatest<float> {
+  static SCANRNN_HD float value() { return 0x1.fffffep+127f; }
+};
+template <>
+struct Greatest<double> {
+  static SCANRNN_HD double value() { return 0x1.fffffffffffffp+1023; }
+};
+
 /// The conjugate where asked for; real numbers are their own.
 template <class T>
 SCANRNN_HD T conj_if(bool, const T& v) {

@@ -6,7 +6,7 @@ import sys
 
 from ._types import Frontend
 
-FRONTEND = Frontend("torch.Tensor", "scanrnn.torch.functional")
+FRONTEND = Frontend("torch.Tensor", "scanrnn.torch")
 
 
 def owns(obj: object) -> bool:

@@ -1,8 +1,13 @@
 """Recurrences as JAX functions, under jit, grad, vmap, jvp and shard_map.
 
-`scan` and `sru` are the differentiable versions of `scanrnn.scan` and `scanrnn.cells.sru`;
-`sru_init` and `sru_layer` are a layer, with its parameters in a dictionary.
+`scan` and the cells (`sru`, `gilr`, `hgrn`, `min_gru`, `min_lstm`, `qrnn`, `rg_lru`, `lru`) are the
+differentiable versions of `scanrnn.scan` and of those in `scanrnn.cells`. Of every cell there are
+also one step for decoding (`sru_step`), and a layer with its parameters in a dictionary (`sru_init`
+and `sru_layer`). `scanrnn.jax.nnx` has the layers as Flax modules.
 """
+
+import importlib
+from typing import Any
 
 try:
     import jax
@@ -17,11 +22,102 @@ if not _core.ffi_targets():
         "XLA's headers. They come with jaxlib: install it, then scanrnn from source by "
         "'pip install --no-binary scanrnn --force-reinstall scanrnn'"
     )
-for _platform in ("cpu", "CUDA"):  # JAX keeps those for CUDA until it finds a GPU
-    for _name, _handler in _core.ffi_targets(_platform).items():
-        jax.ffi.register_ffi_target(_name, _handler, platform=_platform)
 
+
+def _register_handlers() -> None:
+    cells = [row["name"] for row in _core.cell_table()]
+    for platform in ("cpu", "CUDA"):  # JAX keeps those for CUDA until it finds a GPU
+        for target, handler in _core.ffi_targets(platform).items():
+            # One handler serves all cells, each under its name.
+            for name in {target.replace("_cell_", f"_{cell}_") for cell in cells}:
+                jax.ffi.register_ffi_target(name, handler, platform=platform)
+
+
+_register_handlers()
+
+from ._cells import (  # noqa: E402
+    gilr,
+    gilr_step,
+    hgrn,
+    hgrn_step,
+    min_gru,
+    min_gru_step,
+    min_lstm,
+    min_lstm_step,
+    qrnn,
+    qrnn_step,
+    rg_lru,
+    rg_lru_step,
+    sru,
+    sru_step,
+)
+from ._fused import SequenceOptions  # noqa: E402
+from ._layers import (  # noqa: E402
+    Params,
+    SruParams,
+    gilr_init,
+    gilr_layer,
+    hgrn_bounds,
+    hgrn_init,
+    hgrn_layer,
+    lru_init,
+    lru_layer,
+    min_gru_init,
+    min_gru_layer,
+    min_lstm_init,
+    min_lstm_layer,
+    qrnn_init,
+    qrnn_layer,
+    rg_lru_init,
+    rg_lru_layer,
+    sru_init,
+    sru_layer,
+)
+from ._lru import lru, lru_step  # noqa: E402
 from ._scan import scan  # noqa: E402
-from ._sru import SruParams, sru, sru_init, sru_layer, sru_step  # noqa: E402
 
-__all__ = ["SruParams", "scan", "sru", "sru_init", "sru_layer", "sru_step"]
+__all__ = [
+    "Params",
+    "SequenceOptions",
+    "SruParams",
+    "gilr",
+    "gilr_init",
+    "gilr_layer",
+    "gilr_step",
+    "hgrn",
+    "hgrn_bounds",
+    "hgrn_init",
+    "hgrn_layer",
+    "hgrn_step",
+    "lru",
+    "lru_init",
+    "lru_layer",
+    "lru_step",
+    "min_gru",
+    "min_gru_init",
+    "min_gru_layer",
+    "min_gru_step",
+    "min_lstm",
+    "min_lstm_init",
+    "min_lstm_layer",
+    "min_lstm_step",
+    "qrnn",
+    "qrnn_init",
+    "qrnn_layer",
+    "qrnn_step",
+    "rg_lru",
+    "rg_lru_init",
+    "rg_lru_layer",
+    "rg_lru_step",
+    "scan",
+    "sru",
+    "sru_init",
+    "sru_layer",
+    "sru_step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "nnx":  # needs Flax, which little else does
+        return importlib.import_module(".nnx", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

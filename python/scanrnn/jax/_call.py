@@ -250,7 +250,7 @@ def check_call(
     lengths: Any,
     reset: Any,
     padding_side: str,
-    activation: int = 0,
+    values: tuple[float, ...] = (),
 ) -> tuple[Call, Array | None, Array | None]:
     """Check the options of a call, and its index and reset arrays.
 
@@ -265,7 +265,7 @@ def check_call(
         lengths: as given.
         reset: as given.
         padding_side: as given.
-        activation: its number.
+        values: the cell's own options as numbers.
 
     Returns:
         The call, the index array (cu_seqlens or lengths) and the reset array.
@@ -318,7 +318,7 @@ def check_call(
         packed=cu_seqlens is not None,
         left_padded=padding_side == "left" and lengths is not None,
         order=order,
-        activation=activation,
+        values=values,
     )
     return Call(shape, dtype, axis, options, state_shape), index, reset
 

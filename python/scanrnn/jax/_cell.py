@@ -67,8 +67,8 @@ class Options:
     left_padded: bool = False
     #: One of `MEMORY_ORDERS`.
     order: int = CHANNELS_INNERMOST
-    #: SRU's g by number.
-    activation: int = 0
+    #: The cell's own options as numbers, in the order of its table.
+    values: tuple[float, ...] = ()
 
 
 # ---- Operands ------------------------------------------------------------------------------------
@@ -136,7 +136,9 @@ def _primitive(name: str, avals: Callable[..., Sequence[Any]]) -> core.Primitive
     return p
 
 
-def _workspace_bytes(name: str, operands: Arrays, results: Sequence[Any], attributes: Any) -> int:
+def _workspace_bytes(
+    target: str, operands: Arrays, results: Sequence[Any], attributes: dict[str, Any]
+) -> int:
     """Bytes of workspace of a CUDA call: the most that any device of this process needs."""
     try:
         devices = jax.local_devices(backend="cuda")
@@ -149,14 +151,33 @@ def _workspace_bytes(name: str, operands: Arrays, results: Sequence[Any], attrib
 
     return max(
         _core.ffi_workspace_bytes(
-            name, shapes(operands), shapes(results), device=ordinal, **attributes
+            target, shapes(operands), shapes(results), device=ordinal, **attributes
         )
         for ordinal in {device.local_hardware_id or 0 for device in devices} or {0}
     )
 
 
-def _lower_to_core(p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) -> None:
-    """Lower a primitive to the core's kernels of the same name."""
+def _attribute(value: Any) -> Any:
+    """An option as the core's handlers read it."""
+    if isinstance(value, tuple):
+        return np.array(value, np.float64)
+    return np.int32(value) if type(value) is int else value
+
+
+def _lower_to_core(
+    p: core.Primitive,
+    avals_of: Callable[..., Sequence[Any]],
+    target: str,
+    attributes_of: Callable[[Options], dict[str, Any]],
+) -> None:
+    """Lower a primitive to the core's kernels.
+
+    Args:
+        p: the primitive. The core's handler is registered under its name, for profiles.
+        avals_of: its results.
+        target: the core's name of the handler.
+        attributes_of: what the handler gets beside its operands.
+    """
 
     def call(*operands: Array, options: Options, on_cuda: bool, **params: Any) -> list[Array]:
         # Orders are their own inverses. XLA finds that these transpositions undo the caller's.
@@ -168,12 +189,12 @@ def _lower_to_core(p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) ->
         avals = avals_of(*map(jax.typeof, operands), options=options, **params)
         results_of: list[Any] = [jax.eval_shape(reorder, x) for x in avals]
         ordered = list(map(reorder, operands))
-        attributes = asdict(options)
+        attributes = attributes_of(options)
         if on_cuda:
-            size = _workspace_bytes(p.name, ordered, results_of, attributes)
+            size = _workspace_bytes(target, ordered, results_of, attributes)
             workspace = jax.ShapeDtypeStruct((size,), np.uint8)  # type: ignore[no-untyped-call]
             results_of.append(workspace)
-        attributes = {k: np.int32(v) if type(v) is int else v for k, v in attributes.items()}
+        attributes = {k: _attribute(v) for k, v in attributes.items()}
         results = jax.ffi.ffi_call(p.name, results_of)(*ordered, **attributes)
         return list(map(reorder, results[: len(avals)]))
 
@@ -284,9 +305,16 @@ class Steps:
 
     def at_first(self, array: Array) -> Array:
         """Entries of an array over steps at each sequence's first step, (N, D)."""
+        return self._at(self._ends()[0], array)
+
+    def at_last(self, array: Array) -> Array:
+        """Entries of an array over steps at each sequence's last step, (N, D)."""
+        return self._at(self._ends()[1], array)
+
+    def _at(self, positions: Array, array: Array) -> Array:
         batch, _, channels = array.shape
         array = jnp.broadcast_to(array, (batch, self.time, channels))
-        t = jnp.clip(self._ends()[0], 0, self.time - 1)
+        t = jnp.clip(positions, 0, self.time - 1)
         return array[0, t] if batch == 1 else array[jnp.arange(batch), t]
 
     def previous(self, array: Array) -> Array:
@@ -407,18 +435,20 @@ def _loop(
 # ---- The primitives ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """The primitives of a cell.
 
     Roles say which axes an operand has: "b" (N in a state of packed sequences), "t" and "d", in
     capitals where the size may be 1 and is broadcast. Residuals are like the inputs, one by one,
-    and may be followed by the checkpoints.
+    and may be followed by what forward saved: its output ("btd") or its checkpoints ("").
     """
 
     name: str
     #: Roles of the inputs. The last input is the initial state.
     roles: tuple[str, ...]
+    #: Roles of the residuals.
+    residual_roles: tuple[str, ...]
     #: Which input (and residual) has the shape and dtype of h.
     main: int
     #: (inputs, results of forward) -> residuals.
@@ -427,13 +457,31 @@ class Cell:
     tangent: Callable[[Arrays, Arrays, Steps], Arrays]
     #: (residuals, dh, dfinal, steps, wanted) -> gradients.
     backward: Callable[[Arrays, Array, Array, Steps, Sequence[bool]], Arrays]
-    #: (B, T, N) -> rows of the checkpoints, if the cell has any.
-    checkpoint_rows: Callable[[int, int, int], int] | None = None
+    #: Its number in the core's table; None if it has handlers of its own.
+    kind: int | None = None
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether forward saves checkpoints for backward."""
+        return not self.residual_roles[-1]
+
+    def _lower(self, p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) -> None:
+        def attributes_of(options: Options) -> dict[str, Any]:
+            attributes = asdict(options)
+            values = attributes.pop("values")
+            return (
+                attributes
+                if self.kind is None
+                else {**attributes, "kind": self.kind, "options": values}
+            )
+
+        target = p.name if self.kind is None else p.name.replace(f"_{self.name}_", "_cell_")
+        _lower_to_core(p, avals_of, target, attributes_of)
 
     @functools.cached_property
     def forward_p(self) -> core.Primitive:
         p = _primitive(f"scanrnn_{self.name}_forward", self._forward_avals)
-        _lower_to_core(p, self._forward_avals)
+        self._lower(p, self._forward_avals)
         ad.primitive_jvps[p] = self._forward_jvp
         batching.primitive_batchers[p] = self._forward_batch
         return p
@@ -450,7 +498,7 @@ class Cell:
     @functools.cached_property
     def backward_p(self) -> core.Primitive:
         p = _primitive(f"scanrnn_{self.name}_backward", self._backward_avals)
-        _lower_to_core(p, self._backward_avals)
+        self._lower(p, self._backward_avals)
         ad.primitive_jvps[p] = functools.partial(_jvp_of, self._compose_backward)
         ad.primitive_transposes[p] = self._backward_transpose
         batching.primitive_batchers[p] = self._backward_batch
@@ -471,7 +519,7 @@ class Cell:
         """Shapes of the states and of the checkpoints, from those of two operands."""
         batch, time, channels = main
         sequences = index[0] - 1 if options.packed else batch
-        rows = self.checkpoint_rows(batch, time, sequences) if self.checkpoint_rows else 0
+        rows = _core.checkpoint_rows(batch, time, sequences) if self.has_checkpoints else 0
         return (sequences, channels), (rows, channels)
 
     def _forward_avals(self, *avals: Any, options: Options, save: bool) -> list[Any]:
@@ -481,7 +529,7 @@ class Cell:
             _aval(main, main.shape, main.dtype),
             _aval(main, states, ACCUMULATION[main.dtype]),
         ]
-        if save and self.checkpoint_rows is not None:
+        if save and self.has_checkpoints:
             results.append(_aval(main, checkpoints, ACCUMULATION[main.dtype]))
         return results
 
@@ -499,7 +547,7 @@ class Cell:
     def _split(self, operands: Arrays, options: Options) -> tuple[Arrays, Arrays, Steps]:
         """Residuals, the operands after them, and the sequences."""
         *arrays, index, reset = operands
-        count = len(self.roles) + (self.checkpoint_rows is not None)
+        count = len(self.residual_roles)
         batch, time, _ = arrays[self.main].shape
         return arrays[:count], arrays[count:], Steps(options, index, reset, batch, time)
 
@@ -565,10 +613,6 @@ class Cell:
 
     # Batching
 
-    @property
-    def _residual_roles(self) -> tuple[str, ...]:
-        return self.roles if self.checkpoint_rows is None else (*self.roles, "")
-
     def _forward_batch(
         self, operands: Arrays, dims: Dims, *, options: Options, save: bool
     ) -> tuple[list[Array], list[int | None]]:
@@ -578,7 +622,7 @@ class Cell:
         results, out = _batch(
             call, operands, dims, (*self.roles, "b", "bt"), ("btd", "bd"), options
         )
-        if save and self.checkpoint_rows is not None:
+        if save and self.has_checkpoints:
             # Checkpoints of the merged call can't be told apart. These are a stand-in: the rules
             # below make new ones.
             main, index = (_example(operands[i], dims[i]) for i in (self.main, -2))
@@ -589,7 +633,7 @@ class Cell:
 
     def _checkpointed(self, *operands: Array, options: Options) -> Arrays:
         """Give operands of `tangent` and `backward` checkpoints again."""
-        if self.checkpoint_rows is None:
+        if not self.has_checkpoints:
             return operands
         residuals, rest, steps = self._split(operands, options)
         inputs = residuals[:-1]
@@ -604,11 +648,11 @@ class Cell:
             merged = tuple(self._checkpointed(*merged, options=options))
             return bind(self.tangent_p, *merged, options=options)
 
-        n = len(self._residual_roles)
+        n = len(self.residual_roles)
         # An input and its direction keep one shape, which is that of its gradient.
         pairs = [(i, n + i) for i in range(len(self.roles)) if present(operands[n + i])]
         expand = {i for pair in pairs if any(dims[j] is not None for j in pair) for i in pair}
-        roles = (*self._residual_roles, *self.roles, "b", "bt")
+        roles = (*self.residual_roles, *self.roles, "b", "bt")
         return _batch(call, operands, dims, roles, ("btd", "bd"), options, expand)
 
     def _backward_batch(
@@ -618,7 +662,7 @@ class Cell:
             merged = tuple(self._checkpointed(*merged, options=options))
             return bind(self.backward_p, *merged, options=options, wanted=wanted)
 
-        roles = (*self._residual_roles, "btd", "bd", "b", "bt")
+        roles = (*self.residual_roles, "btd", "bd", "b", "bt")
         results = [role if want else "" for role, want in zip(self.roles, wanted, strict=True)]
         expand = {i for i, want in enumerate(wanted) if want}
         return _batch(call, operands, dims, roles, results, options, expand)

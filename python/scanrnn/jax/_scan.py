@@ -18,7 +18,7 @@ from ._call import DTYPES, Call, as_array, check_call, check_main, check_state
 from ._cell import ACCUMULATION, Arrays, Cell, Options, Steps, absent, is_linear, present
 
 
-def _previous_states(h: Array, h0: Array, steps: Steps) -> Array:
+def previous_states(h: Array, h0: Array, steps: Steps) -> Array:
     """The state that enters each step, 0 where none does."""
     initial = steps.spread(h0.astype(h.dtype)) if present(h0) else jnp.zeros((), h.dtype)
     states = jnp.where(steps.first(), initial, steps.previous(h))
@@ -34,7 +34,7 @@ def _tangent(residuals: Arrays, directions: Arrays, steps: Steps) -> tuple[Array
     if present(da):
         # Where there is no state before the step, nothing may come of it, not even NaN * 0.
         da = jnp.where(steps.connected(), da.astype(dtype), 0)
-        drive = drive + da * _previous_states(h.astype(dtype), h0, steps)
+        drive = drive + da * previous_states(h.astype(dtype), h0, steps)
     inputs = (a.astype(dtype), drive, dh0.astype(dtype))
     dh, dfinal = SCAN(inputs, steps.index, steps.reset, steps.options)
     return dh.astype(h.dtype), dfinal
@@ -72,7 +72,7 @@ def _backward(
     grads = [absent()] * 3
     if wanted[0]:
         through = jnp.where(steps.connected(), g, 0)
-        grads[0] = _sum_to(through * _previous_states(h.astype(dtype), h0, steps), a.shape)
+        grads[0] = _sum_to(through * previous_states(h.astype(dtype), h0, steps), a.shape)
     if wanted[1]:
         grads[1] = g
     if wanted[2]:
@@ -87,6 +87,7 @@ def _backward(
 SCAN = Cell(
     name="scan",
     roles=("BTD", "btd", "bd"),
+    residual_roles=("BTD", "btd", "bd"),
     main=1,
     residuals=lambda inputs, results: (inputs[0], results[0], inputs[2]),
     tangent=_tangent,

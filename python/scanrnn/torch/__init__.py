@@ -1,7 +1,9 @@
 """PyTorch: the recurrences as differentiable functions, and layers made of them.
 
-`scan` and `sru` are functions of tensors, `SRU` is a layer with torch.nn.GRU's conventions, and
-`load_sru_package_weights` brings the weights of the SRU package.
+Functions of tensors: `scan`, the diagonal linear recurrence, and the fused cells `sru`, `gilr`,
+`hgrn`, `min_gru`, `min_lstm`, `qrnn`, `rg_lru` and `lru`, each with a `*_step` for decoding. Layers
+with torch.nn.GRU's conventions: `SRU`, `QRNN`, `MinGRU`, `MinLSTM`, `RGLRU`, `HGRN`, `GILR`,
+`GILRLSTM`, `LRU` and `S5`. The `load_*_weights` functions bring the weights of other packages.
 
 Everything works with autograd of any order, torch.func, autocast, torch.export and torch.compile
 (``fullgraph=True``, a dynamic number of steps).
@@ -9,11 +11,71 @@ Everything works with autograd of any order, torch.func, autocast, torch.export 
 Loading an exported program needs ``import scanrnn.torch`` first, which registers the operators.
 
 ONNX: not supported. It has no operator for a parallel recurrence, so `torch.onnx.export` refuses
-models with these. Export the model with `torch.export`, or run `SRU.step` in a loop of your own.
+models with these. Export the model with `torch.export`, or run a layer's `step` in a loop of your
+own.
 """
 
-from .functional import scan, sru
-from .modules import SRU
-from .weights import load_sru_package_weights
+from .cells import (
+    gilr,
+    gilr_step,
+    hgrn,
+    hgrn_step,
+    lru,
+    lru_step,
+    min_gru,
+    min_gru_step,
+    min_lstm,
+    min_lstm_step,
+    qrnn,
+    qrnn_step,
+    rg_lru,
+    rg_lru_step,
+    sru,
+    sru_step,
+)
+from .functional import scan
+from .modules import GILR, GILRLSTM, HGRN, LRU, QRNN, RGLRU, S5, SRU, MinGRU, MinLSTM
+from .weights import (
+    load_fla_hgrn_weights,
+    load_min_gru_weights,
+    load_min_lstm_weights,
+    load_pytorch_qrnn_weights,
+    load_recurrentgemma_weights,
+    load_sru_package_weights,
+)
 
-__all__ = ["SRU", "load_sru_package_weights", "scan", "sru"]
+__all__ = [
+    "GILR",
+    "GILRLSTM",
+    "HGRN",
+    "LRU",
+    "QRNN",
+    "RGLRU",
+    "S5",
+    "SRU",
+    "MinGRU",
+    "MinLSTM",
+    "gilr",
+    "gilr_step",
+    "hgrn",
+    "hgrn_step",
+    "load_fla_hgrn_weights",
+    "load_min_gru_weights",
+    "load_min_lstm_weights",
+    "load_pytorch_qrnn_weights",
+    "load_recurrentgemma_weights",
+    "load_sru_package_weights",
+    "lru",
+    "lru_step",
+    "min_gru",
+    "min_gru_step",
+    "min_lstm",
+    "min_lstm_step",
+    "qrnn",
+    "qrnn_step",
+    "rg_lru",
+    "rg_lru_step",
+    "scan",
+    "sru",
+    "sru_step",
+]

@@ -1,9 +1,9 @@
-"""The registered operators scanrnn::scan, scan_backward, sru and sru_backward.
+"""The registered operators scanrnn::scan and scanrnn::scan_backward, and what all operators share.
 
 Each operator has a kernel, which describes its tensors to `scanrnn._core`, a fake kernel, which
-only makes the outputs, an autograd kernel and a batching rule. The functions `scan`,
-`scan_backward`, `sru` and `sru_backward` at the end of this file are how the rest of the package
-calls them; they take the cheapest way that the situation allows:
+only makes the outputs, an autograd kernel and a batching rule. The functions `scan` and
+`scan_backward` at the end of this file (and `cell` and `cell_backward` in `_cells`) are how the
+rest of the package calls them; they take the cheapest way that the situation allows:
 
 - traced by torch.compile or torch.export: the operator, which becomes one node of the graph;
 - under torch.func transforms and forward-mode AD: an `autograd.Function` with all rules (an
@@ -13,16 +13,14 @@ calls them; they take the cheapest way that the situation allows:
 - `scan_directly` for the plainest scan (6 us, of which describing the tensors takes 2.5, the core
   1.4, finding out that it may 1.3, and PyTorch's allocation 0.9).
 
-Derivatives of a scan are scans. With p_t the state that enters step t (`_previous`):
+Derivatives of a scan are scans. With p_t the state that enters step t (`previous_state`):
 
     tangent                dh = scan(a, dx + da p, dh0)
     adjoint                g = the scan of the output's gradient from the other end;
                            the gradients are g for x and g conj(p) for a
     adjoint of the adjoint w = scan(a, ddx + dda p, ddh0), for the output's gradient; and more
 
-so the rules of `scan` and `scan_backward` call these two and nothing else heavy. SRU's second
-derivatives and batching differentiate and batch `_compose_sru`, the same equations in PyTorch
-operators around a scan.
+so the rules of `scan` and `scan_backward` call these two and nothing else heavy.
 
 Tensor arguments (B batch, T time, D channels; N sequences: B of them, or packed by cu_seqlens):
 
@@ -30,11 +28,6 @@ Tensor arguments (B batch, T time, D channels; N sequences: B of them, or packed
     a                as x, or 1 in place of any size; dtype of x
     h0, final        (*batch, D), packed (*batch[:-1], N, D); final and its gradient have the
                      accumulation dtype, h0 that or the dtype of x
-    u, f, r, skip    (B, T, D) each, bias_f and bias_r (D,); blocks is 1
-                     or u alone, with blocks of D channels side by side, and f and r are None:
-                     [u f r] or [u f r skip], twice if bidirectional, so blocks is 3, 4, 6 or 8;
-                     then bias_f holds [f r] a direction, (2 D,) or (4 D,), and bias_r is None
-    c0               (directions, N, D)
     cu_seqlens       (N + 1,) int32 or int64; batch[-1] is 1
     lengths          batch, int32 or int64
     reset            (*batch, T) bool or uint8
@@ -57,7 +50,7 @@ from scanrnn import _core
 OptTensor: TypeAlias = Tensor | None
 Tensors: TypeAlias = tuple[Tensor, ...]
 #: A descriptor of the core or None; Any, since only the core knows which may be None.
-_Descriptor: TypeAlias = Any
+Descriptor: TypeAlias = Any
 
 #: Accumulation dtype: states are carried, and final states returned, in it.
 ACCUMULATION = {
@@ -79,16 +72,9 @@ class _Codes(dict[torch.dtype, int]):
 
 _CODES = _Codes((dtype, code) for code, dtype in enumerate(ACCUMULATION))
 _CODES |= {torch.int32: 6, torch.int64: 7, torch.uint8: 8, torch.bool: 8}
-_REAL = [dtype for dtype in ACCUMULATION if not dtype.is_complex]
+REAL = [dtype for dtype in ACCUMULATION if not dtype.is_complex]
 _INDEX = [torch.int32, torch.int64]
-
-#: The activations g of SRU; their codes are their places.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda c: c,
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-}
-_LEAF_STEPS = _core.build_info()["leaf_steps"]
+LEAF_STEPS = _core.build_info()["leaf_steps"]
 
 
 # ---- Checks --------------------------------------------------------------------------------------
@@ -124,7 +110,7 @@ def check_devices(fn: str, **tensors: OptTensor) -> None:
             )
 
 
-def _sequences(
+def check_sequences(
     fn: str, x: Tensor, cu_seqlens: OptTensor, lengths: OptTensor, reset: OptTensor
 ) -> int:
     """Check the index tensors that go with x, (*batch, T, D), and return N."""
@@ -165,64 +151,23 @@ def _check_scan(
         raise ValueError(
             f"{fn}: a has shape {tuple(a.shape)}, expected {tuple(x.shape)} or 1 for any size"
         )
-    N = _sequences(fn, x, cu_seqlens, lengths, reset)
+    N = check_sequences(fn, x, cu_seqlens, lengths, reset)
     check_shape(fn, "h0", h0, (*x.shape[:-3], N, x.shape[-1]))
     check_devices(fn, **{name: x}, a=a, h0=h0, cu_seqlens=cu_seqlens, lengths=lengths, reset=reset)
     return N
 
 
-def _directions(blocks: int) -> int:
-    return 2 if blocks > 4 else 1
-
-
-def _check_sru(
-    u: Tensor,
-    f: OptTensor,
-    r: OptTensor,
-    skip: OptTensor,
-    bias_f: OptTensor,
-    bias_r: OptTensor,
-    c0: OptTensor,
-    cu_seqlens: OptTensor,
-    lengths: OptTensor,
-    reset: OptTensor,
-    blocks: int,
-) -> tuple[int, int]:
-    """Check the inputs of sru and return N and D."""
-    fn = "sru"
-    check_dtype(fn, "u", u, _REAL)
-    if u.ndim != 3:
-        raise ValueError(f"{fn}: u has shape {tuple(u.shape)}, expected (B, T, D)")
-    B, T, width = u.shape
-    D, directions = width // blocks, _directions(blocks)
-    for name, t in (("f", f), ("r", r), ("skip", skip)):
-        check_dtype(fn, name, t, (u.dtype,))
-        check_shape(fn, name, t, (B, T, directions * D))
-    state_dtypes = (u.dtype, ACCUMULATION[u.dtype])
-    for name, t in (("bias_f", bias_f), ("bias_r", bias_r)):
-        check_dtype(fn, name, t, state_dtypes)
-        check_shape(fn, name, t, (D if blocks == 1 else 2 * directions * D,))
-    N = _sequences(fn, u, cu_seqlens, lengths, reset)
-    check_dtype(fn, "c0", c0, state_dtypes)
-    check_shape(fn, "c0", c0, (directions, N, D))
-    check_devices(
-        fn, u=u, f=f, r=r, skip=skip, bias_f=bias_f, bias_r=bias_r, c0=c0,
-        cu_seqlens=cu_seqlens, lengths=lengths, reset=reset,
-    )  # fmt: skip
-    return N, D
-
-
 # ---- Kernels -------------------------------------------------------------------------------------
 
 
-def _describe(t: OptTensor) -> _Descriptor:
+def describe(t: OptTensor) -> Descriptor:
     """(pointer, dtype code, shape, strides in elements, device: -1 is the CPU)."""
     if t is None:
         return None
     return t.data_ptr(), _CODES[t.dtype], t.shape, t.stride(), t.get_device()
 
 
-def _block(t: OptTensor, i: int, width: int) -> _Descriptor:
+def describe_block(t: OptTensor, i: int, width: int) -> Descriptor:
     """Describe t[..., i * width : (i + 1) * width]."""
     if t is None:
         return None
@@ -231,7 +176,7 @@ def _block(t: OptTensor, i: int, width: int) -> _Descriptor:
     return start, _CODES[t.dtype], (*t.shape[:-1], width), strides, t.get_device()
 
 
-def _row(t: OptTensor, i: int, rows: int | None = None) -> _Descriptor:
+def describe_row(t: OptTensor, i: int, rows: int | None = None) -> Descriptor:
     """Describe t[i], or t[i, :rows]."""
     if t is None:
         return None
@@ -241,7 +186,7 @@ def _row(t: OptTensor, i: int, rows: int | None = None) -> _Descriptor:
     return start, _CODES[t.dtype], shape, strides[1:], t.get_device()
 
 
-def _stream(t: Tensor) -> int:
+def stream_of(t: Tensor) -> int:
     """The stream that PyTorch runs work on t on now; 0 on the CPU."""
     if not t.is_cuda:
         return 0
@@ -255,8 +200,8 @@ def _cuda(ordinal: int) -> torch.device:
     return torch.device("cuda", ordinal)
 
 
-def _allocate(size: int, ordinal: int) -> tuple[int, Tensor]:
-    """Lend the core device memory: for work on the current stream, which `_stream` gives it."""
+def allocate(size: int, ordinal: int) -> tuple[int, Tensor]:
+    """Lend the core device memory: for work on the current stream, which `stream_of` gives it."""
     memory = torch.empty(size, dtype=torch.uint8, device=_cuda(ordinal))
     return memory.data_ptr(), memory
 
@@ -303,11 +248,11 @@ def _scan(
     if h0 is cu_seqlens is lengths is reset is None and x.ndim == 3 and x.dtype in ACCUMULATION:
         return _least_scan(a, x, reverse)
     h, final = _fake_scan(a, x, h0, cu_seqlens, lengths, reset)
-    axes, offsets, stream = x.ndim - 2, _describe(cu_seqlens), _stream(x)
+    axes, offsets, stream = x.ndim - 2, describe(cu_seqlens), stream_of(x)
     tensors = (_expand_batch(a, axes, x), x, h0, h, final, lengths, reset)
     for views in _batches(axes, offsets is not None, tensors):
-        a_, x_, h0_, h_, final_, ls, rs = map(_describe, views)
-        options = [reverse, offsets, ls, rs, left_padded, stream, _allocate]
+        a_, x_, h0_, h_, final_, ls, rs = map(describe, views)
+        options = [reverse, offsets, ls, rs, left_padded, stream, allocate]
         _core.scan_forward(a_, x_, h0_, h_, final_, *options)
     return h, final
 
@@ -339,8 +284,8 @@ def _least_scan(
         None,
         None,
         False,
-        _stream(x),
-        _allocate,
+        stream_of(x),
+        allocate,
     )
     return h, final
 
@@ -351,14 +296,14 @@ def _fake_scan(a: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), final
 
 
-def _gradients(tensors: Sequence[OptTensor], wanted: Sequence[bool]) -> list[OptTensor]:
+def new_gradients(tensors: Sequence[OptTensor], wanted: Sequence[bool]) -> list[OptTensor]:
     return [
         torch.empty_like(t) if w and t is not None else None
         for t, w in zip(tensors, wanted, strict=True)
     ]
 
 
-def _returnable(gradients: Sequence[OptTensor], like: Tensor) -> Tensors:
+def returnable(gradients: Sequence[OptTensor], like: Tensor) -> Tensors:
     """The gradients with empty tensors in place of None, which an operator can't return."""
     return tuple(
         torch.empty(0, dtype=like.dtype, device=like.device) if g is None else g for g in gradients
@@ -379,146 +324,27 @@ def _scan_backward(
     wanted: Sequence[bool],
 ) -> Tensors:
     _check_scan("scan_backward", "h", h, a, h0, cu_seqlens, lengths, reset)
-    axes, offsets, stream = h.ndim - 2, _describe(cu_seqlens), _stream(h)
+    axes, offsets, stream = h.ndim - 2, describe(cu_seqlens), stream_of(h)
     a_full = _expand_batch(a, axes, h)
-    da, dx, dh0 = _gradients((a_full, h, h0), wanted)
+    da, dx, dh0 = new_gradients((a_full, h, h0), wanted)
     tensors = (a_full, h, h0, dh, dfinal, da, dx, dh0, lengths, reset)
     for views in _batches(axes, offsets is not None, tensors):
-        *arrays, ls, rs = map(_describe, views)
-        options = [reverse, offsets, ls, rs, left_padded, True, stream, _allocate]
+        *arrays, ls, rs = map(describe, views)
+        options = [reverse, offsets, ls, rs, left_padded, True, stream, allocate]
         _core.scan_backward(*arrays, *options)
     if da is not None and da.shape != a.shape:
         da = torch.empty_like(a).copy_(da.sum_to_size(a.shape))
-    return _returnable((da, dx, dh0), h)
+    return returnable((da, dx, dh0), h)
 
 
 def _fake_scan_backward(a: Tensor, h: Tensor, h0: OptTensor, *rest: Any) -> Tensors:
-    return _returnable(_gradients((a, h, h0), rest[-1]), h)
-
-
-def _sru_outputs(u: Tensor, N: int, D: int, blocks: int, checkpoint: bool) -> Tensors:
-    """New h, laid out in memory as u, final, and checkpoints."""
-    B, T, _ = u.shape
-    directions = _directions(blocks)
-    h = torch.empty_like(u[..., : directions * D])
-    final = u.new_empty((directions, N, D), dtype=ACCUMULATION[u.dtype])
-    if not checkpoint:
-        return h, final, final.new_empty((directions, 0, D))
-    # The core's sru_checkpoint_rows, which can't be asked about a symbolic T.
-    leaves = T // _LEAF_STEPS
-    rows = leaves + max(N, 1) if B == 1 else B * (leaves + 1)
-    # Rows that no steps belong to are neither written nor read. On the CPU they are zeros all the
-    # same, so that equal calls have equal outputs; on a GPU that would be another kernel.
-    new = final.new_empty if u.is_cuda else final.new_zeros
-    return h, final, new((directions, rows, D))
-
-
-def _sru_direction(d: int, blocks: int, D: int, tensors: Sequence[OptTensor]) -> list[_Descriptor]:
-    """Describe the u, f, r, skip, bias_f, bias_r of one direction, or their gradients."""
-    if blocks == 1:
-        return [_describe(t) for t in tensors]
-    u, _, _, skip, bias, _ = tensors
-    count = blocks // _directions(blocks)
-    parts = [_block(u, d * count + i, D) for i in range(count)]
-    if count == 3:
-        parts.append(_block(skip, d, D))
-    return [*parts, _block(bias, 2 * d, D), _block(bias, 2 * d + 1, D)]
-
-
-def _sru(
-    u: Tensor,
-    f: OptTensor,
-    r: OptTensor,
-    skip: OptTensor,
-    bias_f: OptTensor,
-    bias_r: OptTensor,
-    c0: OptTensor,
-    cu_seqlens: OptTensor,
-    lengths: OptTensor,
-    reset: OptTensor,
-    reverse: bool,
-    left_padded: bool,
-    activation: int,
-    blocks: int,
-    checkpoint: bool,
-) -> Tensors:
-    inputs = (u, f, r, skip, bias_f, bias_r)
-    N, D = _check_sru(*inputs, c0, cu_seqlens, lengths, reset, blocks)
-    h, final, checkpoints = outputs = _sru_outputs(u, N, D, blocks, checkpoint)
-    rows = _core.sru_checkpoint_rows(u.shape[0], u.shape[1], N)
-    sequences, stream = [_describe(t) for t in (cu_seqlens, lengths, reset)], _stream(u)
-    for d in range(_directions(blocks)):
-        arrays = [
-            *_sru_direction(d, blocks, D, inputs),
-            _row(c0, d),
-            _block(h, d, D),
-            _row(final, d),
-            _row(checkpoints, d, rows) if checkpoint else None,
-        ]
-        options = [activation, reverse != (d == 1), *sequences, left_padded, stream, _allocate]
-        _core.sru_forward(*arrays, *options)
-    return outputs
-
-
-def _fake_sru(u: Tensor, *rest: Any) -> Tensors:
-    *_, blocks, checkpoint = rest
-    checked: list[Any] = [u, *rest[:9], blocks]
-    return _sru_outputs(u, *_check_sru(*checked), blocks, checkpoint)
-
-
-def _sru_backward(
-    u: Tensor,
-    f: OptTensor,
-    r: OptTensor,
-    skip: OptTensor,
-    bias_f: OptTensor,
-    bias_r: OptTensor,
-    c0: OptTensor,
-    checkpoints: Tensor,
-    dh: OptTensor,
-    dfinal: OptTensor,
-    cu_seqlens: OptTensor,
-    lengths: OptTensor,
-    reset: OptTensor,
-    reverse: bool,
-    left_padded: bool,
-    activation: int,
-    blocks: int,
-    wanted: Sequence[bool],
-) -> Tensors:
-    inputs = (u, f, r, skip, bias_f, bias_r)
-    N, D = _check_sru(*inputs, c0, cu_seqlens, lengths, reset, blocks)
-    if checkpoints.shape[1] == 0:
-        *_, checkpoints = _sru(
-            *(*inputs, c0, cu_seqlens, lengths, reset),
-            *(reverse, left_padded, activation, blocks, True),
-        )
-    rows = _core.sru_checkpoint_rows(u.shape[0], u.shape[1], N)
-    *gradients, dc0 = _gradients((*inputs, c0), wanted)
-    sequences, stream = [_describe(t) for t in (cu_seqlens, lengths, reset)], _stream(u)
-    for d in range(_directions(blocks)):
-        arrays = [
-            *_sru_direction(d, blocks, D, inputs),
-            _row(c0, d),
-            _row(checkpoints, d, rows),
-            _block(dh, d, D),
-            _row(dfinal, d),
-            *_sru_direction(d, blocks, D, gradients),
-            _row(dc0, d),
-        ]
-        options = [activation, reverse != (d == 1), *sequences, left_padded, stream, _allocate]
-        _core.sru_backward(*arrays, *options)
-    return _returnable((*gradients, dc0), u)
-
-
-def _fake_sru_backward(u: Tensor, *rest: Any) -> Tensors:
-    return _returnable(_gradients((u, *rest[:6]), rest[-1]), u)
+    return returnable(new_gradients((a, h, h0), rest[-1]), h)
 
 
 # ---- Rules ---------------------------------------------------------------------------------------
 
 
-def _entry(
+def entry_steps(
     x: Tensor, cu_seqlens: OptTensor, lengths: OptTensor, reverse: bool, left_padded: bool
 ) -> tuple[Tensor, OptTensor]:
     """Where sequences begin, for x (*batch, T, D).
@@ -541,7 +367,7 @@ def _entry(
     return (t == first)[..., None], None
 
 
-def _previous(
+def previous_state(
     h: Tensor,
     h0: OptTensor,
     cu_seqlens: OptTensor,
@@ -551,7 +377,7 @@ def _previous(
     left_padded: bool,
 ) -> Tensor:
     """The state that enters each step, from all states: h_{t-1}, h0, or 0 at a reset."""
-    entry, sequence = _entry(h, cu_seqlens, lengths, reverse, left_padded)
+    entry, sequence = entry_steps(h, cu_seqlens, lengths, reverse, left_padded)
     if h0 is None:
         start: Tensor = h.new_zeros(())
     else:
@@ -569,8 +395,8 @@ def _previous_adjoint(
     reverse: bool,
     left_padded: bool,
 ) -> tuple[Tensor, OptTensor]:
-    """The gradients of `_previous` with respect to h and h0, for an output gradient v."""
-    entry, sequence = _entry(v, cu_seqlens, lengths, reverse, left_padded)
+    """The gradients of `previous_state` with respect to h and h0, for an output gradient v."""
+    entry, sequence = entry_steps(v, cu_seqlens, lengths, reverse, left_padded)
     if reset is not None:
         v = v.masked_fill(reset.bool().unsqueeze(-1), 0)
     dh = v.masked_fill(entry, 0).roll(1 if reverse else -1, -2)
@@ -582,7 +408,7 @@ def _previous_adjoint(
     return dh, torch.zeros_like(h0).index_add(-2, sequence, start.squeeze(-3))
 
 
-def _sum(s: OptTensor, t: OptTensor, like: Tensor) -> Tensor:
+def sum_of(s: OptTensor, t: OptTensor, like: Tensor) -> Tensor:
     """The sum s + t, where None means 0."""
     if s is None:
         return torch.zeros_like(like) if t is None else t
@@ -603,12 +429,12 @@ def _batched(fn: str, info: Any, in_dims: Any, args: Sequence[Any], packs: int) 
     ]
 
 
-def _only(gradients: Sequence[OptTensor], wanted: Sequence[bool]) -> list[OptTensor]:
+def only(gradients: Sequence[OptTensor], wanted: Sequence[bool]) -> list[OptTensor]:
     """The gradients, None instead of the empty tensors."""
     return [g if w else None for g, w in zip(gradients, wanted, strict=True)]
 
 
-def _gradient_dims(tensors: Sequence[OptTensor], wanted: Sequence[bool]) -> tuple[int | None, ...]:
+def gradient_dims(tensors: Sequence[OptTensor], wanted: Sequence[bool]) -> tuple[int | None, ...]:
     """The batch axis of each gradient: the first, or none for an empty tensor."""
     return tuple(0 if w and t is not None else None for t, w in zip(tensors, wanted, strict=True))
 
@@ -629,14 +455,14 @@ class _Scan(Function):
         a, h, h0, *sequences = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         gradients = scan_backward(a, h, h0, dh, dfinal, *sequences, *ctx.options, wanted)
-        return (*_only(gradients, wanted), *(None,) * 5)
+        return (*only(gradients, wanted), *(None,) * 5)
 
     @staticmethod
     def jvp(ctx: Any, da: OptTensor, dx: OptTensor, dh0: OptTensor, *_: None) -> Tensors:
         a, h, h0, *sequences = ctx.saved_tensors
         options = (*sequences, *ctx.options)
-        product = None if da is None else da * _previous(h, h0, *options)
-        return scan(a, _sum(dx, product, like=h), dh0, *options)
+        product = None if da is None else da * previous_state(h, h0, *options)
+        return scan(a, sum_of(dx, product, like=h), dh0, *options)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int, int]]:
@@ -657,11 +483,11 @@ class _ScanBackward(Function):
     def backward(
         ctx: Any, dda: OptTensor, ddx: OptTensor, ddh0: OptTensor
     ) -> tuple[OptTensor, ...]:
-        dda, ddx, ddh0 = _only((dda, ddx, ddh0), ctx.wanted)
+        dda, ddx, ddh0 = only((dda, ddx, ddh0), ctx.wanted)
         a, h, h0, dh, dfinal, *sequences = ctx.saved_tensors
         options = (*sequences, *ctx.options)
-        product = None if dda is None else dda * _previous(h, h0, *options)
-        w, w_final = scan(a, _sum(ddx, product, like=h), ddh0, *options)
+        product = None if dda is None else dda * previous_state(h, h0, *options)
+        w, w_final = scan(a, sum_of(ddx, product, like=h), ddh0, *options)
         ga, g, _ = scan_backward(a, w, ddh0, dh, dfinal, *options, (True, True, False))
         gh: OptTensor = None
         gh0: OptTensor = None
@@ -686,10 +512,10 @@ class _ScanBackward(Function):
         carried0: OptTensor = None
         if da is not None:
             carried, carried0 = _previous_adjoint(da.conj() * g, h0, *options)
-            ddh = _sum(ddh, carried, like=h)
+            ddh = sum_of(ddh, carried, like=h)
         ta, tx, th0 = scan_backward(a, h, h0, ddh, ddfinal, *options, ctx.wanted)
         if ctx.wanted[0] and (dh is not None or dh0 is not None):
-            previous = _previous(torch.zeros_like(h) if dh is None else dh, dh0, *options)
+            previous = previous_state(torch.zeros_like(h) if dh is None else dh, dh0, *options)
             ta = ta + (g * previous.conj()).sum_to_size(a.shape)
         if ctx.wanted[2] and carried0 is not None:
             th0 = th0 + carried0
@@ -698,147 +524,7 @@ class _ScanBackward(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
         gradients = scan_backward(*_batched("scan_backward", info, in_dims, args, 5))
-        return gradients, _gradient_dims(args[:3], args[-1])
-
-
-def _compose_sru(
-    u: Tensor,
-    f: OptTensor,
-    r: OptTensor,
-    skip: OptTensor,
-    bias_f: OptTensor,
-    bias_r: OptTensor,
-    c0: OptTensor,
-    cu_seqlens: OptTensor,
-    lengths: OptTensor,
-    reset: OptTensor,
-    reverse: bool,
-    left_padded: bool,
-    activation: int,
-    blocks: int,
-) -> Tensors:
-    """The outputs h and final of sru, from `scan` and PyTorch operators."""
-    T = u.shape[-2]
-    valid = None
-    if lengths is not None:
-        t, n = torch.arange(T, device=u.device), lengths[..., None]
-        valid = (t >= T - n if left_padded else t < n)[..., None]
-
-    def split(t: OptTensor, count: int) -> list[Any]:
-        """Blocks in the accumulation dtype; 0 in padding, so that no NaN passes from there."""
-        if t is None:
-            return [None] * count
-        t = t.to(ACCUMULATION[t.dtype])
-        if valid is not None and t.ndim > 1:
-            t = torch.where(valid, t, 0)
-        return [*t.chunk(count, -1)]
-
-    directions = _directions(blocks)
-    if blocks == 1:
-        rows = [[split(t, 1)[0] for t in (u, f, r, skip, bias_f, bias_r)]]
-    else:
-        count = blocks // directions
-        us, skips, biases = split(u, blocks), split(skip, directions), split(bias_f, 2 * directions)
-        rows = []
-        for d in range(directions):
-            rows.append(us[d * count : (d + 1) * count])
-            if count == 3:
-                rows[d].append(skips[d])
-            rows[d].extend(biases[2 * d : 2 * d + 2])
-    activate = [*ACTIVATIONS.values()][activation]
-    outputs, finals = [], []
-    for d, (candidate, forget, reset_gate, highway, forget_bias, reset_bias) in enumerate(rows):
-        start = None if c0 is None else c0[d]
-        keep = torch.sigmoid(_sum(forget, forget_bias, like=u))
-        c, final = scan(
-            keep, (1 - keep) * candidate, start, cu_seqlens, lengths, reset,
-            reverse != (d == 1), left_padded,
-        )  # fmt: skip
-        show = torch.sigmoid(_sum(reset_gate, reset_bias, like=u))
-        h = show * activate(c)
-        outputs.append(h if highway is None else h + (1 - show) * highway)
-        finals.append(final)
-    return torch.cat(outputs, -1).to(u.dtype), torch.stack(finals)
-
-
-def _pull(
-    fn: Callable[..., Tensors], args: Sequence[Any], at: Sequence[int], cotangents: Sequence[Any]
-) -> list[Any]:
-    """Gradients of fn(*args) with respect to the arguments at some positions; None elsewhere."""
-
-    def of_some(*some: Tensor) -> Tensors:
-        everything = list(args)
-        for i, t in zip(at, some, strict=True):
-            everything[i] = t
-        return fn(*everything)
-
-    outputs: Tensors
-    outputs, pullback, *_ = torch.func.vjp(of_some, *(args[i] for i in at))
-    found = pullback(
-        tuple(
-            torch.zeros_like(y) if ct is None else ct
-            for y, ct in zip(outputs, cotangents, strict=True)
-        )
-    )
-    gradients = [None] * len(args)
-    for i, g in zip(at, found, strict=True):
-        gradients[i] = g
-    return gradients
-
-
-def _compose_sru_backward(*args: Any) -> Tensors:
-    """The operator sru_backward by differentiating `_compose_sru`."""
-    inputs, (_, dh, dfinal), options, wanted = args[:7], args[7:10], args[10:-1], args[-1]
-    at = [i for i, (t, w) in enumerate(zip(inputs, wanted, strict=True)) if w and t is not None]
-    if not at:
-        return _returnable([None] * 7, inputs[0])
-    gradients = _pull(_compose_sru, (*inputs, *options), at, (dh, dfinal))
-    return _returnable(gradients[:7], inputs[0])
-
-
-class _Sru(Function):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:7], output[2], *inputs[7:10])
-        ctx.options = inputs[10:14]
-        ctx.mark_non_differentiable(output[2])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, dh: OptTensor, dfinal: OptTensor, _: None) -> tuple[OptTensor, ...]:
-        if dh is None and dfinal is None:
-            return (None,) * 15
-        tensors = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:7]
-        gradients = sru_backward(*tensors[:8], dh, dfinal, *tensors[8:], *ctx.options, wanted)
-        return (*_only(gradients, wanted), *(None,) * 8)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
-        compose = torch.vmap(_compose_sru, in_dims[:-1], randomness=info.randomness)
-        h, final = compose(*args[:-1])
-        return (h, final, final.new_empty((1, 0, 0))), (0, 0, None)
-
-
-class _SruBackward(Function):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:13])
-        ctx.options = inputs[13:]
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: OptTensor) -> tuple[OptTensor, ...]:
-        args = (*ctx.saved_tensors, *ctx.options)
-        # Not with respect to the checkpoints, which are a function of the inputs.
-        at = [i for i, needed in enumerate(ctx.needs_input_grad) if needed and i != 7]
-        return tuple(_pull(_compose_sru_backward, args, at, cotangents))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
-        dims: Any = _gradient_dims(args[:7], args[-1])
-        compose = torch.vmap(_compose_sru_backward, in_dims, dims, randomness=info.randomness)
-        return compose(*args), dims
+        return gradients, gradient_dims(args[:3], args[-1])
 
 
 # ---- Operators -----------------------------------------------------------------------------------
@@ -849,11 +535,10 @@ _TAGS = (
     torch.Tag.pt2_compliant_tag,
     getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),
 )
-_SEQUENCES = "Tensor? cu_seqlens, Tensor? lengths, Tensor? reset, bool reverse, bool left_padded"
-_INPUTS = "Tensor u, Tensor? f, Tensor? r, Tensor? skip, Tensor? bias_f, Tensor? bias_r, Tensor? c0"
+SEQUENCES = "Tensor? cu_seqlens, Tensor? lengths, Tensor? reset, bool reverse, bool left_padded"
 
 
-def _asks_for_gradients(args: Sequence[Any]) -> bool:
+def asks_for_gradients(args: Sequence[Any]) -> bool:
     if torch.is_grad_enabled():
         for t in args:
             if isinstance(t, Tensor) and t.requires_grad:
@@ -861,7 +546,7 @@ def _asks_for_gradients(args: Sequence[Any]) -> bool:
     return False
 
 
-def _forward_mode() -> bool:
+def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
@@ -874,7 +559,7 @@ def _unsupported(*args: Any) -> Tensors:
     raise NotImplementedError("scanrnn: there is no kernel for these tensors")
 
 
-def _define(
+def define(
     name: str,
     schema: str,
     kernel: Callable[..., Tensors],
@@ -904,21 +589,21 @@ def _define(
     def call(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return op(*args)
-        if torch._C._are_functorch_transforms_active() or _forward_mode():
+        if torch._C._are_functorch_transforms_active() or in_forward_mode():
             return rules.apply(*args)
-        if _asks_for_gradients(args):
+        if asks_for_gradients(args):
             return plain.apply(*args)
         with below_autograd():
             return op(*args)
 
     def autograd_kernel(*args: Any) -> Any:
         # PyTorch lets a compiler's graph and torch.func's transforms meet here without the rules.
-        if torch._C._are_functorch_transforms_active() or _forward_mode():
+        if torch._C._are_functorch_transforms_active() or in_forward_mode():
             raise NotImplementedError(
                 f"scanrnn::{name}: torch.func.grad, vjp, jvp and forward-mode AD are not supported "
                 "inside of torch.compile; they are outside of it (torch.func.vmap is inside too)"
             )
-        return plain.apply(*args) if _asks_for_gradients(args) else run(*args)
+        return plain.apply(*args) if asks_for_gradients(args) else run(*args)
 
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, kernel, device)
@@ -930,17 +615,17 @@ def _define(
 
 
 #: (a, x, h0, cu_seqlens, lengths, reset, reverse, left_padded) -> h, final
-scan = _define(
+scan = define(
     "scan",
-    f"(Tensor a, Tensor x, Tensor? h0, {_SEQUENCES}) -> (Tensor, Tensor)",
+    f"(Tensor a, Tensor x, Tensor? h0, {SEQUENCES}) -> (Tensor, Tensor)",
     _scan,
     _fake_scan,
     _Scan,
 )
 #: (a, h, h0, dh, dfinal, *as in scan, wanted) -> da, dx, dh0, empty where not wanted
-scan_backward = _define(
+scan_backward = define(
     "scan_backward",
-    f"(Tensor a, Tensor h, Tensor? h0, Tensor? dh, Tensor? dfinal, {_SEQUENCES}, bool[3] wanted)"
+    f"(Tensor a, Tensor h, Tensor? h0, Tensor? dh, Tensor? dfinal, {SEQUENCES}, bool[3] wanted)"
     " -> (Tensor, Tensor, Tensor)",
     _scan_backward,
     _fake_scan_backward,
@@ -979,7 +664,7 @@ def scan_directly(
         torch._C._dispatch_tls_local_include_set().raw_repr() & _UNUSUAL_OF_THREADS
         or torch._C._is_torch_function_mode_enabled()
         or torch._C._autograd._profiler_enabled()
-        or _forward_mode()
+        or in_forward_mode()
     ):
         return None
     if type(x) not in _ORDINARY or type(a) not in _ORDINARY or x.dtype not in ACCUMULATION:
@@ -988,37 +673,3 @@ def scan_directly(
     if keys.raw_repr() & _UNUSUAL_OF_TENSORS:
         return None
     return _least_scan(a, x, reverse, return_final)
-
-
-_fused_sru = _define(
-    "sru",
-    f"({_INPUTS}, {_SEQUENCES}, int activation, int blocks, bool checkpoint)"
-    " -> (Tensor, Tensor, Tensor)",
-    _sru,
-    _fake_sru,
-    _Sru,
-)
-_fused_sru_backward = _define(
-    "sru_backward",
-    f"({_INPUTS}, Tensor checkpoints, Tensor? dh, Tensor? dfinal, {_SEQUENCES}, int activation,"
-    " int blocks, bool[7] wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _sru_backward,
-    _fake_sru_backward,
-    _SruBackward,
-)
-
-
-def sru(*args: Any) -> Tensors:
-    """(u, f, r, skip, bias_f, bias_r, c0, *as in scan, activation, blocks) -> h, final."""
-    if not torch.compiler.is_compiling() and _forward_mode():
-        return _compose_sru(*args)
-    h, final, _ = _fused_sru(*args, _asks_for_gradients(args))
-    return h, final
-
-
-def sru_backward(*args: Any) -> Tensors:
-    """(u ... c0, checkpoints, dh, dfinal, *as in scan, activation, blocks, wanted) -> gradients."""
-    if not torch.compiler.is_compiling() and _forward_mode():
-        return _compose_sru_backward(*args)
-    return _fused_sru_backward(*args)

@@ -1,16 +1,68 @@
-"""Weights from other packages."""
+"""Weights from other packages.
+
+Each function copies a state dict into a layer of the same shape, or raises and copies nothing. The
+docstrings say what the layer must be made with, where the package keeps what, and where the package
+computes something else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._ops import check_shape
-from .modules import SRU
+from ._recurrent import Recurrent
+from .modules import HGRN, QRNN, RGLRU, SRU, MinGRU, MinLSTM
 
-__all__ = ["load_sru_package_weights"]
+__all__ = [
+    "load_fla_hgrn_weights",
+    "load_min_gru_weights",
+    "load_min_lstm_weights",
+    "load_pytorch_qrnn_weights",
+    "load_recurrentgemma_weights",
+    "load_sru_package_weights",
+]
+
+
+class _Transfer:
+    """What is left of a state dict, and the copies to make once all of it is understood."""
+
+    def __init__(self, fn: str, state_dict: Mapping[str, Tensor]) -> None:
+        self.fn = fn
+        self.rest = dict(state_dict)
+        self.copies: list[tuple[Tensor, Tensor]] = []
+
+    def require(self, module: Recurrent[Any], **expected: object) -> None:
+        """Raise ValueError unless the layer was made with these."""
+        for name, value in expected.items():
+            if getattr(module, name) != value:
+                raise ValueError(
+                    f"{self.fn}: module has {name}={getattr(module, name)!r}, expected {value!r}"
+                )
+
+    def take(self, key: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of the state dict, which is used now."""
+        if key not in self.rest:
+            raise ValueError(f"{self.fn}: state_dict has no {key}, expected shape {shape}")
+        value = self.rest.pop(key)
+        check_shape(self.fn, key, value, shape)
+        return value
+
+    def put(self, target: Tensor, value: Tensor) -> None:
+        """Plan to copy a value into a parameter of its shape."""
+        self.copies.append((target, value.reshape(target.shape)))
+
+    def finish(self) -> None:
+        """Make the copies, unless something of the state dict was not used."""
+        if self.rest:
+            unused = ", ".join(self.rest)
+            raise ValueError(f"{self.fn}: state_dict has {unused}, which the layer can't use")
+        with torch.no_grad():
+            for target, value in self.copies:
+                target.copy_(value)
 
 
 def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> None:
@@ -47,34 +99,26 @@ def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> N
             products, a projection before the first layer, or different scales in the layers.
             Nothing has been copied.
     """
-    fn = "load_sru_package_weights"
+    transfer = _Transfer("load_sru_package_weights", state_dict)
+    fn, rest = transfer.fn, transfer.rest
     if not module.bias:
         raise ValueError(f"{fn}: module has no biases, expected one made with bias=True")
-    rest = dict(state_dict)
     stacked = any(key.startswith("rnn_lst.") for key in rest)
     d, D = 2 if module.bidirectional else 1, module.hidden_size
-    copies: list[tuple[Tensor, Tensor]] = []
     scales = set()
     for layer in range(module.num_layers):
         prefix = f"rnn_lst.{layer}." if stacked else ""
-
-        def take(name: str, shape: tuple[int, ...], key: str = prefix) -> Tensor:
-            if key + name not in rest:
-                raise ValueError(f"{fn}: state_dict has no {key + name}, expected shape {shape}")
-            value = rest.pop(key + name)
-            check_shape(fn, key + name, value, shape)
-            return value
-
         to_weight: Tensor = getattr(module, f"weight_ih_l{layer}")
         rows, n = to_weight.shape
         factor = rest.pop(f"{prefix}weight_proj", None)
-        weight = take("weight", (n if factor is None else factor.shape[1], rows))
+        inner = n if factor is None else factor.shape[1]
+        weight = transfer.take(f"{prefix}weight", (inner, rows))
         if factor is not None:
-            check_shape(fn, f"{prefix}weight_proj", factor, (n, weight.shape[0]))
+            check_shape(fn, f"{prefix}weight_proj", factor, (n, inner))
             weight = factor @ weight
-        weight = weight.reshape(n, d, D, -1).permute(1, 3, 2, 0).reshape(rows, n)
-        bias = take("bias", (2 * d * D,)).reshape(2, d, D).transpose(0, 1).flatten()
-        copies += [(to_weight, weight), (getattr(module, f"bias_ih_l{layer}"), bias)]
+        bias = transfer.take(f"{prefix}bias", (2 * d * D,))
+        transfer.put(to_weight, weight.reshape(n, d, D, -1).permute(1, 3, 2, 0))
+        transfer.put(getattr(module, f"bias_ih_l{layer}"), bias.reshape(2, d, D).transpose(0, 1))
         if torch.any(rest.pop(f"{prefix}weight_c", bias.new_zeros(1)) != 0):
             raise ValueError(
                 f"{fn}: {prefix}weight_c is not 0, expected the weights of a layer made with "
@@ -83,11 +127,182 @@ def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> N
         scale = float(rest.pop(f"{prefix}scale_x", 1.0))
         if module.uses_input_as_highway(n):
             scales.add(scale)
-    if rest:
-        raise ValueError(f"{fn}: state_dict has {', '.join(rest)}, which the layer can't use")
     if len(scales) > 1:
         raise ValueError(f"{fn}: scale_x differs between layers: {sorted(scales)}")
-    with torch.no_grad():
-        for target, value in copies:
-            target.copy_(value)
+    transfer.finish()
     module.highway_scale = scales.pop() if scales else module.highway_scale
+
+
+def load_pytorch_qrnn_weights(module: QRNN, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a ``QRNN`` or ``QRNNLayer`` of pytorch-qrnn (torchqrnn) into a layer.
+
+    Where the package keeps what, for a layer with n input features and hidden size D:
+
+    - ``linear.weight``, (3 * D, window * n), rows W_z, W_f, W_o (no W_o with output_gate=False, for
+      which the layer has pooling="f"); columns of x_t, then of x_{t-1};
+    - ``linear.bias``, (3 * D,), likewise.
+
+    The package's f is an update gate, c = f z + (1 - f) c: f and its bias change their sign here,
+    since 1 - sigmoid(f) = sigmoid(-f).
+
+    With ``zoneout``, the package multiplies f by 1 - zoneout in evaluation; this layer does not, as
+    the paper says nothing of it. The package's hidden is (layers, B, D), as hx.
+
+    Args:
+        module: the layer to fill, with the package's sizes, layers and window, one direction,
+            pooling="fo" (or "f"), activation="tanh", biases and no proj_size.
+        state_dict: ``state_dict()`` of the package's module.
+
+    Raises:
+        ValueError: a weight is missing, has another shape than the layer needs, or is not used, or
+            the layer was made with other options. Nothing has been copied.
+    """
+    transfer = _Transfer("load_pytorch_qrnn_weights", state_dict)
+    transfer.require(module, bias=True, bidirectional=False, proj_size=0, activation="tanh")
+    if module.pooling == "ifo":
+        raise ValueError(f"{transfer.fn}: module has pooling='ifo', expected 'fo' or 'f'")
+    stacked = any(key.startswith("layers.") for key in state_dict)
+    for layer in range(module.num_layers):
+        prefix = f"layers.{layer}." if stacked else ""
+        for name, to in (("weight", "weight_ih"), ("bias", "bias_ih")):
+            target: Tensor = getattr(module, f"{to}_l{layer}")
+            value = transfer.take(f"{prefix}linear.{name}", tuple(target.shape))
+            z, f, *o = value.split(module.hidden_size)
+            transfer.put(target, torch.cat([-f, z] if module.pooling == "f" else [z, -f, *o]))
+    transfer.finish()
+
+
+def _load_minimal(
+    fn: str, module: MinGRU | MinLSTM, state_dict: Mapping[str, Tensor], source: str, blocks: int
+) -> None:
+    """Copy weights of minGRU-pytorch, whose first block is the candidate, the layer's last."""
+    transfer = _Transfer(fn, state_dict)
+    transfer.require(module, num_layers=1, bias=False, bidirectional=False, activation="positive")
+    n, D = module.input_size, module.hidden_size
+    weight = transfer.take(f"{source}.weight", (blocks * D, n))
+    if module.proj_size:
+        out = transfer.take("to_out.weight", (module.proj_size, D))
+        transfer.put(module.get_parameter("weight_hr_l0"), out)
+    candidate, *gates = weight.split(D)
+    transfer.put(module.get_parameter("weight_ih_l0"), torch.cat([*gates, candidate]))
+    transfer.finish()
+
+
+def load_min_gru_weights(module: MinGRU, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a ``minGRU`` of minGRU-pytorch into a layer.
+
+    Where the package keeps what, for ``minGRU(dim, expansion_factor)`` with D = dim *
+    expansion_factor:
+
+    - ``to_hidden_and_gate.weight``, (2 * D, dim): the candidate's rows, then the update gate's;
+    - ``to_out.weight``, (dim, D), where the factor is not 1: a projection of the output.
+
+    The package computes in log space for more than one step, where it applies the candidate's
+    activation to the state that was passed to it too; this layer takes the state as it is, as the
+    package does for one step. From no state, both compute the same.
+
+    Args:
+        module: the layer to fill: MinGRU(dim, D, bias=False, activation="positive"), with
+            proj_size=dim where there is a projection.
+        state_dict: ``state_dict()`` of the package's module.
+
+    Raises:
+        ValueError: a weight is missing, has another shape than the layer needs, or is not used, or
+            the layer was made with other options. Nothing has been copied.
+    """
+    _load_minimal("load_min_gru_weights", module, state_dict, "to_hidden_and_gate", 2)
+
+
+def load_min_lstm_weights(module: MinLSTM, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a ``minLSTM`` of minGRU-pytorch into a layer.
+
+    Where the package keeps what, for ``minLSTM(dim, expansion_factor)`` with D = dim *
+    expansion_factor:
+
+    - ``to_hidden_and_f_i_gate.weight``, (3 * D, dim): the rows of the candidate, the forget gate
+      and the input gate;
+    - ``to_out.weight``, (dim, D), where there is one: a projection of the output.
+
+    States are as `load_min_gru_weights` says.
+
+    Args:
+        module: the layer to fill: MinLSTM(dim, D, bias=False, activation="positive"), with
+            proj_size=dim where there is a projection.
+        state_dict: ``state_dict()`` of the package's module.
+
+    Raises:
+        ValueError: a weight is missing, has another shape than the layer needs, or is not used, or
+            the layer was made with other options. Nothing has been copied.
+    """
+    _load_minimal("load_min_lstm_weights", module, state_dict, "to_hidden_and_f_i_gate", 3)
+
+
+def load_recurrentgemma_weights(module: RGLRU, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy the weights of an ``RGLRU`` of RecurrentGemma (its PyTorch code) into a layer.
+
+    Where the package keeps what, for ``RGLRU(width, num_heads)`` with blocks of b = width /
+    num_heads:
+
+    - ``a_param``, (width,): lambda;
+    - ``a_gate.w``, (num_heads, b, b) by input and output feature, and ``a_gate.b``, (num_heads, b):
+      the recurrence gate;
+    - ``input_gate.w`` and ``input_gate.b``: the input gate, likewise.
+
+    The package does not scale the input of a step without a state before it, as the layer does not
+    with scale_start=False; the paper scales every step. Its ``segment_pos == 0`` is `reset`.
+
+    Args:
+        module: the layer to fill: RGLRU(width, width, num_heads=num_heads, scale_start=False).
+        state_dict: ``state_dict()`` of the package's module.
+
+    Raises:
+        ValueError: a weight is missing, has another shape than the layer needs, or is not used, or
+            the layer was made with other options. Nothing has been copied.
+    """
+    transfer = _Transfer("load_recurrentgemma_weights", state_dict)
+    width, heads = module.hidden_size, module.num_heads
+    transfer.require(module, num_layers=1, input_size=width, bias=True, bidirectional=False, c=8.0)
+    b = width // heads
+    gates = ("a_gate", "input_gate")
+    weights = [transfer.take(f"{gate}.w", (heads, b, b)) for gate in gates]
+    biases = [transfer.take(f"{gate}.b", (heads, b)) for gate in gates]
+    transfer.put(module.get_parameter("weight_gate_l0"), torch.stack(weights))
+    transfer.put(module.get_parameter("bias_gate_l0"), torch.stack(biases))
+    transfer.put(module.get_parameter("lambda_l0"), transfer.take("a_param", (width,)))
+    transfer.finish()
+
+
+def load_fla_hgrn_weights(module: HGRN, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy the weights of an ``HGRNAttention`` of flash-linear-attention into a layer.
+
+    Where the package keeps what, for hidden_size n and D = n * expand_ratio:
+
+    - ``f_proj.weight`` and ``i_proj.weight``, (D, n): forget gate and candidate;
+    - ``g_proj.weight``, (D, n), and ``g_norm.weight``, (D,): the output gate and its norm;
+    - ``o_proj.weight``, (n, D): a projection of the output.
+
+    The lower bounds belong to the package's model. Its layer k > 0 has
+    ``lower_bounds.softmax(0).cumsum(0)[k] - lower_bounds.softmax(0)[0]``, layer 0 none: give that
+    row to the layer.
+
+    Args:
+        module: the layer to fill: HGRN(n, D, bias=False, output_gate=True, proj_size=n,
+            lower_bounds=row[None]), with norm_eps as the package's.
+        state_dict: ``state_dict()`` of the package's module, without short convolutions.
+
+    Raises:
+        ValueError: a weight is missing, has another shape than the layer needs, or is not used, or
+            the layer was made with other options. Nothing has been copied.
+    """
+    transfer = _Transfer("load_fla_hgrn_weights", state_dict)
+    n, D = module.input_size, module.hidden_size
+    transfer.require(
+        module, num_layers=1, bias=False, bidirectional=False, output_gate=True, proj_size=n,
+        activation="silu",
+    )  # fmt: skip
+    products = [transfer.take(f"{name}_proj.weight", (D, n)) for name in ("f", "i")]
+    transfer.put(module.get_parameter("weight_ih_l0"), torch.cat(products))
+    transfer.put(module.get_parameter("weight_gate_l0"), transfer.take("g_proj.weight", (D, n)))
+    transfer.put(module.get_parameter("weight_norm_l0"), transfer.take("g_norm.weight", (D,)))
+    transfer.put(module.get_parameter("weight_hr_l0"), transfer.take("o_proj.weight", (n, D)))
+    transfer.finish()

@@ -7,10 +7,11 @@
 namespace scanrnn::cpu::SCANRNN_ISA {
 
 void add_scan(InstructionSet& set) {
-  set.scan[0] = Leaf<ScanCell, Vec<float>>::kernels();
-  set.scan[1] = Leaf<ScanCell, Vec<double>>::kernels();
-  set.scan[2] = Leaf<ScanCell, Complex<Vec<float>>>::kernels();
-  set.scan[3] = Leaf<ScanCell, Complex<Vec<double>>>::kernels();
+  CellKernels* kernels = set.cell[static_cast<int>(CellKind::scan)];
+  kernels[0] = Leaf<ScanCell, Vec<float>>::kernels();
+  kernels[1] = Leaf<ScanCell, Vec<double>>::kernels();
+  kernels[2] = Leaf<ScanCell, Complex<Vec<float>>>::kernels();
+  kernels[3] = Leaf<ScanCell, Complex<Vec<double>>>::kernels();
   set.map[0] = Maps<Vec<float>, Vec<double>>::kernels();
   set.map[1] = Maps<Vec<double>, Vec<double>>::kernels();
   set.map[2] = Maps<Complex<Vec<float>>, Complex<Vec<double>>>::kernels();

@@ -14,7 +14,9 @@ const InstructionSet& instruction_set() {
     InstructionSet s{};
     s.name = SCANRNN_NAME(SCANRNN_ISA);
     add_scan(s);
-    add_sru(s);
+#define SCANRNN_ADD(name, Cell) add_##name(s);
+    SCANRNN_CELLS(SCANRNN_ADD)
+#undef SCANRNN_ADD
     add_transfers(s);
     return s;
   }();

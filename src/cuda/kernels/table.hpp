@@ -2,6 +2,9 @@
 // The kernels of a cell, as the executor sees them.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 #include "cuda/args.hpp"
 
 namespace scanrnn::cuda {
@@ -24,6 +27,22 @@ struct PassKernels {
 
 struct CellKernels {
   PassKernels forward, backward;
+};
+
+/// What a kernel needs to be told once for each device: how much shared memory it may ask for.
+struct Prepared {
+  std::atomic<std::uint64_t> rows{0}, columns{0};
+};
+
+/// A cell's kernels for one dtype, and on which devices they are prepared.
+struct Entry {
+  CellKernels kernels;
+  Prepared forward, backward;
+};
+
+/// The kernels of a cell that isn't the library's: f16, bf16, f32, f64.
+struct CustomCell {
+  Entry entry[4];
 };
 
 }  // namespace scanrnn::cuda

@@ -24,9 +24,8 @@ class Lent {
   scanrnn::Workspace workspace() { return {memory_.data(), memory_.size()}; }
 
   /// Runs a call to its end.
-  template <class Call>
-  void run(void (*function)(const Call&, scanrnn::Workspace, const scanrnn::Target&),
-           const Call& call) {
+  template <class Function, class Call>
+  void run(Function* function, const Call& call) {
     function(call, workspace(), kTarget);
   }
 

@@ -9,13 +9,15 @@
 
 namespace scanrnn {
 
-struct ScanCell {
+struct ScanCell : CellBase {
   enum Input { kA, kX };
+  static constexpr const char* name = "scan";
   static constexpr int inputs = 2;
+  static constexpr const char* names[inputs] = {"a", "x"};
   static constexpr unsigned map_inputs = 1u << kA | 1u << kX;
   static constexpr unsigned backward_inputs = 1u << kA;
-  static constexpr unsigned vector_inputs = 0;
   static constexpr unsigned broadcast_inputs = 1u << kA;
+  static constexpr unsigned state_inputs = 1u << kA;
   static constexpr bool state_is_output = true;
 
   /// Complex gradients by the conjugated (Wirtinger) convention, or by the plain transposed one.

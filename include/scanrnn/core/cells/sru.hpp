@@ -14,23 +14,30 @@
 // and the biases' gradients are those of pf and pr, summed.
 #pragma once
 
+#include "scanrnn/core/activation.hpp"
 #include "scanrnn/core/cell.hpp"
 
 namespace scanrnn {
 
-enum class Activation : int { identity = 0, tanh = 1, relu = 2 };
-
-struct SruCell {
+struct SruCell : CellBase {
   // Each (B,T,D); the biases (D), broadcast over batch and time.
   enum Input { kU, kForget, kReset, kSkip, kBiasForget, kBiasReset };
+  static constexpr const char* name = "sru";
+  static constexpr const char* state = "c";
   static constexpr int inputs = 6;
+  static constexpr const char* names[inputs] = {"u", "f", "r", "skip", "bias_f", "bias_r"};
   static constexpr unsigned map_inputs = 1u << kU | 1u << kForget | 1u << kBiasForget;
   static constexpr unsigned backward_inputs = (1u << inputs) - 1;
   static constexpr unsigned vector_inputs = 1u << kBiasForget | 1u << kBiasReset;
-  static constexpr unsigned broadcast_inputs = 0;
+  static constexpr unsigned optional_inputs = vector_inputs | 1u << kSkip;
   static constexpr bool state_is_output = false;
 
   Activation activation = Activation::identity;
+
+  template <class Self, class Option>
+  static void options(Self& self, Option&& option) {
+    option("activation", self.activation, Activation::identity, kLast);
+  }
 
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
@@ -40,7 +47,7 @@ struct SruCell {
   template <class R>
   SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
     const R r = reset(in);
-    return fma(r, activate(c) - in[kSkip], in[kSkip]);
+    return fma(r, activate<kLast>(activation, c) - in[kSkip], in[kSkip]);
   }
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
@@ -48,17 +55,7 @@ struct SruCell {
   }
   template <class R>
   SCANRNN_HD R output_adjoint(const R (&in)[inputs], const R& c, const R& dh) const {
-    const R through = dh * reset(in);
-    switch (activation) {
-      case Activation::tanh: {
-        const R y = tanh(c);
-        return through * (Constant<R>::of(1) - y * y);
-      }
-      case Activation::relu:
-        return through * is_positive(c);
-      default:
-        return through;
-    }
+    return dh * reset(in) * activated<kLast>(activation, c).slope;
   }
   template <class R>
   SCANRNN_HD void pullback(const R (&in)[inputs], const R& c_prev, const R& c, const R& dh,
@@ -70,27 +67,18 @@ struct SruCell {
     const R pass = one - r;
     din[kU] = keep * g;
     din[kForget] = f * keep * (c_prev - in[kU]) * g;
-    din[kReset] = r * pass * (activate(c) - in[kSkip]) * dh;
+    din[kReset] = r * pass * (activate<kLast>(activation, c) - in[kSkip]) * dh;
     din[kSkip] = pass * dh;
     din[kBiasForget] = din[kForget];
     din[kBiasReset] = din[kReset];
   }
 
  private:
+  static constexpr Activation kLast = Activation::relu;
+
   template <class R>
   SCANRNN_HD R reset(const R (&in)[inputs]) const {
     return sigmoid(in[kReset] + in[kBiasReset]);
-  }
-  template <class R>
-  SCANRNN_HD R activate(const R& c) const {
-    switch (activation) {
-      case Activation::tanh:
-        return tanh(c);
-      case Activation::relu:
-        return positive_part(c);
-      default:
-        return c;
-    }
   }
 };
 

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pointwise functions g that cells put candidates or states through.
+#pragma once
+
+#include "scanrnn/core/math.hpp"
+
+namespace scanrnn {
+
+enum class Activation : int {
+  identity = 0,
+  tanh = 1,
+  relu = 2,
+  silu = 3,  ///< v sigmoid(v)
+  sigmoid = 4,
+  positive = 5,  ///< v + 1/2 where v >= 0, else sigmoid(v): smooth, and never 0 or less
+};
+
+/// g(v), and its derivative there.
+template <class R>
+struct Activated {
+  R value;
+  R slope;
+};
+
+/// `Last` is the last of the functions that the caller allows; code for the rest isn't made.
+template <Activation Last = Activation::positive, class R>
+SCANRNN_HD Activated<R> activated(Activation g, const R& v) {
+  const R one = Constant<R>::of(1);
+  switch (g) {
+    case Activation::identity:
+      return {v, one};
+    case Activation::tanh: {
+      const R y = tanh(v);
+      return {y, one - y * y};
+    }
+    case Activation::relu:
+      return {positive_part(v), is_positive(v)};
+    default:
+      if constexpr (Last > Activation::relu) {
+        const R s = sigmoid(v);
+        const R slope = s * (one - s);
+        if (g == Activation::silu) return {v * s, fma(v, slope, s)};
+        if (g == Activation::sigmoid) return {s, slope};
+        return {where_negative(v, s, v + Constant<R>::of(0.5)), where_negative(v, slope, one)};
+      }
+      return {v, one};
+  }
+}
+
+template <Activation Last = Activation::positive, class R>
+SCANRNN_HD R activate(Activation g, const R& v) {
+  return activated<Last>(g, v).value;
+}
+
+}  // namespace scanrnn

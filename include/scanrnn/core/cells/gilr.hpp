@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gated impulse linear recurrence (Martin & Cundy 2018, "Parallelizing linear recurrent neural
+// nets over sequence length", section 3.1), whose gates see the input alone, per channel:
+//
+//   p_t = sigmoid(pf_t)                          pf (B,T,D), or sigmoid(-pf_t) of an update gate
+//   f_t = bound + (1 - bound) p_t                bound (D), optional: 0
+//   h_t = f_t h_{t-1} + (1 - f_t) g(z_t)         z (B,T,D) candidate
+//
+// It serves HGRN (Qin et al. 2023, "Hierarchically gated recurrent neural network for sequence
+// modeling", eq. 2-5: bound is the layer's lower bound, g silu), minGRU (Feng et al. 2024, "Were
+// RNNs all we needed?", section 3.1: pf is the update gate's) and QRNN's f-pooling (g tanh).
+//
+// Backward, with G_t = f_{t+1} G_{t+1} + dh_t:
+//   dz     = (1 - f) g'(z) G,      dpf = (1 - bound) p (1 - p) (h_{t-1} - g(z)) G  (or its
+//   negative) dbound = (1 - p) (h_{t-1} - g(z)) G, summed.
+//
+// Where pf is infinite, f is exactly 1 (or the bound), the input exactly shut out, and dpf 0.
+#pragma once
+
+#include "scanrnn/core/activation.hpp"
+#include "scanrnn/core/cell.hpp"
+
+namespace scanrnn {
+
+enum class Gate : int { forget = 0, update = 1 };
+
+struct GilrCell : CellBase {
+  enum Input { kGate, kCandidate, kBound };
+  static constexpr const char* name = "gilr";
+  static constexpr int inputs = 3;
+  static constexpr const char* names[inputs] = {"f", "z", "bound"};
+  static constexpr unsigned map_inputs = 0b111;
+  static constexpr unsigned backward_inputs = 0b111;
+  static constexpr unsigned vector_inputs = 1u << kBound;
+  static constexpr unsigned optional_inputs = 1u << kBound;
+  static constexpr unsigned state_inputs = 1u << kGate | 1u << kBound;
+  static constexpr bool state_is_output = true;
+
+  Gate gate = Gate::forget;
+  Activation activation = Activation::tanh;
+
+  template <class Self, class Option>
+  static void options(Self& self, Option&& option) {
+    option("gate", self.gate, Gate::forget, Gate::update);
+    option("activation", self.activation, Activation::identity, Activation::positive);
+  }
+
+  template <class R>
+  SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
+    const R f = gain(in);
+    return {f, (Constant<R>::of(1) - f) * activate(activation, in[kCandidate])};
+  }
+  template <class R>
+  SCANRNN_HD R output(const R (&)[inputs], const R& h) const {
+    return h;
+  }
+  template <class R>
+  SCANRNN_HD R gain(const R (&in)[inputs]) const {
+    const R p = opening(in);
+    return fma(in[kBound], Constant<R>::of(1) - p, p);
+  }
+  template <class R>
+  SCANRNN_HD R output_adjoint(const R (&)[inputs], const R&, const R& dh) const {
+    return dh;
+  }
+  template <class R>
+  SCANRNN_HD void pullback(const R (&in)[inputs], const R& h_prev, const R&, const R&, const R& g,
+                           R (&din)[inputs]) const {
+    const R one = Constant<R>::of(1);
+    const R p = opening(in);
+    const R shut = one - p;
+    const R f = fma(in[kBound], shut, p);
+    const Activated<R> z = activated(activation, in[kCandidate]);
+    din[kBound] = shut * (h_prev - z.value) * g;
+    din[kGate] = signed_gate((one - in[kBound]) * p) * din[kBound];
+    din[kCandidate] = (one - f) * z.slope * g;
+  }
+
+ private:
+  template <class R>
+  SCANRNN_HD R signed_gate(const R& v) const {
+    return gate == Gate::update ? -v : v;
+  }
+  template <class R>
+  SCANRNN_HD R opening(const R (&in)[inputs]) const {
+    return sigmoid(signed_gate(in[kGate]));
+  }
+};
+
+}  // namespace scanrnn

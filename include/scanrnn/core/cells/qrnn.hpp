@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The quasi-recurrent network's fo- and ifo-pooling (Bradbury et al. 2017, "Quasi-recurrent neural
+// networks", eq. 4 and 5), per channel:
+//
+//   f_t = sigmoid(pf_t),  o_t = sigmoid(po_t)    pf, po (B,T,D) gates
+//   i_t = sigmoid(pi_t), or 1 - f_t              pi (B,T,D), optional
+//   c_t = f_t c_{t-1} + i_t g(z_t)               z (B,T,D) candidate, g tanh in the paper
+//   h_t = o_t c_t
+//
+// Its f-pooling is gilr.hpp's cell. Zoneout keeps c_{t-1}, which is pf = +inf (and pi = -inf): then
+// f is exactly 1, the input exactly shut out, and both gates' gradients 0.
+//
+// Backward, with G_t = f_{t+1} G_{t+1} + o_t dh_t:
+//   dz  = i g'(z) G,               dpo = o (1 - o) c dh
+//   dpf = f (1 - f) c_{t-1} G,     dpi = i (1 - i) g(z) G
+// and without pi dpf = f (1 - f) (c_{t-1} - g(z)) G.
+#pragma once
+
+#include "scanrnn/core/activation.hpp"
+#include "scanrnn/core/cell.hpp"
+
+namespace scanrnn {
+
+struct QrnnCell : CellBase {
+  enum Input { kCandidate, kForget, kOutput, kInput };
+  static constexpr const char* name = "qrnn";
+  static constexpr const char* state = "c";
+  static constexpr int inputs = 4;
+  static constexpr const char* names[inputs] = {"z", "f", "o", "i"};
+  static constexpr unsigned map_inputs = 1u << kCandidate | 1u << kForget | 1u << kInput;
+  static constexpr unsigned backward_inputs = 0b1111;
+  static constexpr unsigned optional_inputs = 1u << kInput;
+  static constexpr bool state_is_output = false;
+
+  Activation activation = Activation::tanh;
+  bool has_input_gate = false;
+
+  template <class Self, class Option>
+  static void options(Self& self, Option&& option) {
+    option("activation", self.activation, Activation::identity, Activation::positive);
+  }
+  void given(unsigned mask) { has_input_gate = (mask >> kInput & 1u) != 0; }
+
+  template <class R>
+  SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
+    const R f = gain(in);
+    return {f, input_gate(in, f) * activate(activation, in[kCandidate])};
+  }
+  template <class R>
+  SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
+    return sigmoid(in[kOutput]) * c;
+  }
+  template <class R>
+  SCANRNN_HD R gain(const R (&in)[inputs]) const {
+    return sigmoid(in[kForget]);
+  }
+  template <class R>
+  SCANRNN_HD R output_adjoint(const R (&in)[inputs], const R&, const R& dh) const {
+    return dh * sigmoid(in[kOutput]);
+  }
+  template <class R>
+  SCANRNN_HD void pullback(const R (&in)[inputs], const R& c_prev, const R& c, const R& dh,
+                           const R& g, R (&din)[inputs]) const {
+    const R one = Constant<R>::of(1), zero = Constant<R>::of(0);
+    const R f = gain(in);
+    const R i = input_gate(in, f);
+    const R o = sigmoid(in[kOutput]);
+    const Activated<R> z = activated(activation, in[kCandidate]);
+    din[kCandidate] = i * z.slope * g;
+    din[kForget] = f * (one - f) * (has_input_gate ? c_prev : c_prev - z.value) * g;
+    din[kOutput] = o * (one - o) * c * dh;
+    din[kInput] = has_input_gate ? i * (one - i) * z.value * g : zero;
+  }
+
+ private:
+  template <class R>
+  SCANRNN_HD R input_gate(const R (&in)[inputs], const R& f) const {
+    return has_input_gate ? sigmoid(in[kInput]) : Constant<R>::of(1) - f;
+  }
+};
+
+}  // namespace scanrnn

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels for a cell of your own, on CUDA: in one .cu file of the program,
+//
+//   #include <scanrnn/custom_cell.cuh>
+//   #include "leaky_cell.hpp"                            // the cell, without custom_cell.hpp
+//   SCANRNN_ON_CUDA(LeakyCell)
+//
+// and calls of the cell (cells.hpp) take a Target on a CUDA device.
+#pragma once
+
+#include "cuda/kernels/family.cuh"
+#include "scanrnn/core/cell_type.hpp"
+#include "scanrnn/core/half.hpp"
+
+namespace scanrnn::cuda {
+
+template <class Cell>
+struct OnCuda {
+  OnCuda() {
+    static CustomCell cell;
+    cell.entry[0].kernels = cell_kernels<Cell, Half>();
+    cell.entry[1].kernels = cell_kernels<Cell, BFloat16>();
+    cell.entry[2].kernels = cell_kernels<Cell, float>();
+    cell.entry[3].kernels = cell_kernels<Cell, double>();
+    custom_cuda_kernels<Cell> = &cell;
+  }
+};
+
+}  // namespace scanrnn::cuda
+
+#define SCANRNN_ON_CUDA(Cell) static const scanrnn::cuda::OnCuda<Cell> scanrnn_on_cuda_##Cell;

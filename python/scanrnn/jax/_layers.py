@@ -1,0 +1,773 @@
+"""Layers as functions of their parameters: the matrix products, and a cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from ._arguments import (
+    gilr_call,
+    hgrn_call,
+    min_gru_call,
+    min_lstm_call,
+    qrnn_call,
+    rg_lru_call,
+    sru_call,
+)
+from ._call import Call, as_array, check_call, check_state, expect_dtype
+from ._cell import Steps
+from ._fused import Activation, SequenceOptions, SruActivation, run
+from ._lru import input_scale, run_lru
+from ._scan import previous_states
+
+#: Parameters of a layer, a pytree: "weight" (input_size, parts, hidden_size), and more for some.
+Params: TypeAlias = dict[str, Array]
+
+
+class SruParams(TypedDict):
+    """Parameters of an SRU layer, a pytree."""
+
+    #: (input_size, 3 or 4, hidden_size): candidate, forget gate, reset gate, and the projection of
+    #: the highway if the two sizes differ.
+    weight: Array
+    #: (hidden_size,), of the forget gate.
+    bias_f: Array
+    #: (hidden_size,), of the reset gate.
+    bias_r: Array
+
+
+# ---- What layers share ---------------------------------------------------------------------------
+
+
+def _check_sizes(fn: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{fn}: {name} is {size}, expected at least 1")
+
+
+def _uniform(key: Array, shape: tuple[int, ...], fan_in: int, dtype: DTypeLike) -> Array:
+    """Uniform values of variance 1 / fan_in."""
+    bound = math.sqrt(3 / fan_in)
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def _init(
+    fn: str, key: Array, input_size: int, hidden_size: int, parts: int, bias: bool, dtype: DTypeLike
+) -> Params:
+    _check_sizes(fn, input_size=input_size, hidden_size=hidden_size)
+    params = {"weight": _uniform(key, (input_size, parts, hidden_size), input_size, dtype)}
+    if bias:
+        params["bias"] = jnp.zeros((parts, hidden_size), dtype)
+    return params
+
+
+def _steps(fn: str, x: Array, options: SequenceOptions) -> tuple[Call, Steps]:
+    """Where the sequences of a layer's input are."""
+    call, index, flags = check_call(
+        fn,
+        "x",
+        x.shape,
+        x.dtype,
+        axis=options.get("axis", -2),
+        reverse=options.get("reverse", False),
+        cu_seqlens=options.get("cu_seqlens"),
+        lengths=options.get("lengths"),
+        reset=options.get("reset"),
+        padding_side=options.get("padding_side", "right"),
+    )
+    batch, time, _ = call.whole(x).shape
+    return call, Steps(call.options, call.index(index), call.reset(flags), batch, time)
+
+
+def _check_input(fn: str, x: Any, weight: Any, options: SequenceOptions) -> tuple[Array, Array]:
+    """x, with 0 in its padding, and the weight. The weight's third axis from the end is x's."""
+    x, weight = as_array(fn, "x", x), as_array(fn, "weight", weight)
+    size = weight.shape[-3]
+    if x.ndim < 2 or x.shape[-1] != size:
+        raise ValueError(f"{fn}: x has shape {x.shape}, expected (..., T, {size})")
+    expect_dtype(fn, "x", x, [weight.dtype])
+    if options.get("axis", -2) in (-1, x.ndim - 1):
+        raise ValueError(f"{fn}: axis is {options['axis']}, expected one before the features")
+    if options.get("lengths") is not None:
+        # Else the weight's gradient would be 0 * x there, which may be NaN.
+        call, steps = _steps(fn, x, options)
+        x = call.unwhole(jnp.where(steps.valid(), call.whole(x), 0))
+    return x, weight
+
+
+def _project(fn: str, params: Mapping[str, Any], x: Any, options: SequenceOptions) -> list[Array]:
+    """The pre-activations of a layer, one a part of its weight."""
+    x, weight = _check_input(fn, x, params["weight"], options)
+    return _parts(params, jnp.tensordot(x, weight, 1))
+
+
+def _parts(params: Mapping[str, Any], products: Array) -> list[Array]:
+    if "bias" in params:
+        products = products + params["bias"]
+    return list(jnp.unstack(products, axis=-2))
+
+
+# ---- SRU -----------------------------------------------------------------------------------------
+
+
+def sru_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    highway_bias: float = 0.0,
+    dtype: DTypeLike = jnp.float32,
+) -> SruParams:
+    """Parameters of one SRU layer, as initialised in the paper (section 3.2).
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output. If it differs from input_size, the highway goes
+            through a projection.
+        highway_bias: first value of the reset gate's bias; negative ones favour the highway, as
+            deep stacks need.
+        dtype: of the parameters.
+
+    Returns:
+        The parameters: weights uniform with variance 1 / input_size, the forget gate's bias 0.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    parts = 3 if input_size == hidden_size else 4
+    params = _init("sru_init", key, input_size, hidden_size, parts, False, dtype)
+    return SruParams(
+        weight=params["weight"],
+        bias_f=jnp.zeros((hidden_size,), dtype),
+        bias_r=jnp.full((hidden_size,), highway_bias, dtype),
+    )
+
+
+def sru_layer(
+    params: SruParams,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    *,
+    activation: SruActivation = "identity",
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, Array]:
+    """One SRU layer: the matrix product, and `sru`.
+
+    Layers are functions: stack them by calling one after the other, and run one in each direction
+    and concatenate for a bidirectional layer. A sequence may be given in pieces of any length down
+    to one step, with each piece's state passed on to the next.
+
+    Args:
+        params: from `sru_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), the state c before the first step; None means zeros.
+            (N, hidden_size) with cu_seqlens.
+        activation: as in `sru`.
+        options: axis, reverse, cu_seqlens, lengths, reset and padding_side, as in
+            `scanrnn.jax.scan`. The axis of the features is the last.
+
+    Returns:
+        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
+        shape and the accumulation dtype.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+
+    Example:
+        >>> import jax
+        >>> import scanrnn.jax
+        >>> params = scanrnn.jax.sru_init(jax.random.key(0), 8, 16)
+        >>> h, state = scanrnn.jax.sru_layer(params, jax.numpy.ones((2, 100, 8)))
+        >>> h.shape, state.shape
+        ((2, 100, 16), (2, 16))
+    """
+    fn = "sru_layer"
+    x, weight = _check_input(fn, x, params["weight"], options)
+    u, f, r, *projection = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
+    skip = projection[0] if projection else x
+    call = sru_call(fn, u, f, r, skip, params["bias_f"], params["bias_r"], h0, activation)
+    return run(*call, **options)
+
+
+# ---- GILR and HGRN -------------------------------------------------------------------------------
+
+
+def gilr_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one GILR layer.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (input_size, 2, hidden_size) for the forget gate and the impulse, uniform with
+        variance 1 / input_size; "bias" (2, hidden_size), zeros.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    return _init("gilr_init", key, input_size, hidden_size, 2, bias, dtype)
+
+
+def gilr_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    *,
+    activation: Activation = "tanh",
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, Array]:
+    """One GILR layer: the matrix product, and `gilr`. See `sru_layer` for how to combine layers.
+
+    Args:
+        params: from `gilr_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `gilr`.
+        activation: as in `gilr`.
+        options: as in `sru_layer`.
+
+    Returns:
+        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
+        shape and the accumulation dtype.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "gilr_layer"
+    f, z = _project(fn, params, x, options)
+    return run(*gilr_call(fn, f, z, h0, activation), **options)
+
+
+def hgrn_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    bias: bool = False,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one HGRN layer.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (input_size, 2, hidden_size) for the forget gate and the input, uniform with
+        variance 1 / input_size; "bias" (2, hidden_size), zeros. The lower bounds of the gates
+        belong to all layers together: see `hgrn_bounds`.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    return _init("hgrn_init", key, input_size, hidden_size, 2, bias, dtype)
+
+
+def hgrn_bounds(logits: ArrayLike) -> Array:
+    """Lower bounds of the forget gates of a stack of HGRN layers, from what is learned for them.
+
+    A softmax over the layers, summed over those from the second up to each: the first layer's
+    bound is 0, and they grow towards 1 from layer to layer (Qin et al., 2023, equation 5).
+
+    Args:
+        logits: (layers, hidden_size), floating.
+
+    Returns:
+        (layers, hidden_size) in the same dtype. Row k is layer k's `bound`.
+
+    Raises:
+        ValueError: the shape is wrong.
+    """
+    array = as_array("hgrn_bounds", "logits", logits)
+    if array.ndim != 2:
+        raise ValueError(
+            f"hgrn_bounds: logits has shape {array.shape}, expected (layers, hidden_size)"
+        )
+    sums = jnp.cumsum(jax.nn.softmax(array, axis=0), axis=0)
+    return sums - sums[:1]
+
+
+def hgrn_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    *,
+    bound: ArrayLike | None = None,
+    activation: Activation = "silu",
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, Array]:
+    """The token mixer of one HGRN layer: the matrix product, and `hgrn`.
+
+    Norm, output gate and output projection of the paper's layer are the caller's. See `sru_layer`
+    for how to combine layers.
+
+    Args:
+        params: from `hgrn_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `hgrn`.
+        bound: (hidden_size,), this layer's row of `hgrn_bounds`; None means zeros.
+        activation: as in `hgrn`.
+        options: as in `sru_layer`.
+
+    Returns:
+        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
+        shape and the accumulation dtype.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "hgrn_layer"
+    f, z = _project(fn, params, x, options)
+    return run(*hgrn_call(fn, f, z, bound, h0, activation), **options)
+
+
+# ---- minGRU and minLSTM --------------------------------------------------------------------------
+
+
+def min_gru_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one minGRU layer.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (input_size, 2, hidden_size) for the update gate and the candidate, uniform with
+        variance 1 / input_size; "bias" (2, hidden_size), zeros.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    return _init("min_gru_init", key, input_size, hidden_size, 2, bias, dtype)
+
+
+def min_gru_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    *,
+    activation: Activation = "identity",
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, Array]:
+    """One minGRU layer: the matrix product, and `min_gru`. See `sru_layer` for combining layers.
+
+    Args:
+        params: from `min_gru_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `min_gru`.
+        activation: as in `min_gru`.
+        options: as in `sru_layer`.
+
+    Returns:
+        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
+        shape and the accumulation dtype.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "min_gru_layer"
+    z, v = _project(fn, params, x, options)
+    return run(*min_gru_call(fn, z, v, h0, activation), **options)
+
+
+def min_lstm_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one minLSTM layer.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (input_size, 3, hidden_size) for the forget gate, the input gate and the candidate,
+        uniform with variance 1 / input_size; "bias" (3, hidden_size), zeros.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    return _init("min_lstm_init", key, input_size, hidden_size, 3, bias, dtype)
+
+
+def min_lstm_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    *,
+    activation: Activation = "identity",
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, Array]:
+    """One minLSTM layer: the matrix product, and `min_lstm`. See `sru_layer` for combining layers.
+
+    Args:
+        params: from `min_lstm_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `min_lstm`.
+        activation: as in `min_lstm`.
+        options: as in `sru_layer`.
+
+    Returns:
+        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
+        shape and the accumulation dtype.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "min_lstm_layer"
+    f, i, v = _project(fn, params, x, options)
+    return run(*min_lstm_call(fn, f, i, v, h0, activation), **options)
+
+
+# ---- QRNN ----------------------------------------------------------------------------------------
+
+#: Parts of the weight by pooling: z, f, then o, then i.
+_POOLING = {"f": 2, "fo": 3, "ifo": 4}
+
+
+def qrnn_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    window: Literal[1, 2] = 1,
+    pooling: Literal["f", "fo", "ifo"] = "fo",
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one QRNN layer.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output.
+        window: steps that the convolution sees: the current one, or also the one before.
+        pooling: which gates there are.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (window, input_size, 2 to 4, hidden_size): entry 0 is for the current step and
+        entry 1 for the one before; the parts are candidate, forget gate, output gate and input
+        gate. Uniform with variance 1 / (window * input_size). "bias" (2 to 4, hidden_size), zeros.
+
+    Raises:
+        ValueError: a size is below 1, or an option is wrong.
+    """
+    fn = "qrnn_init"
+    _check_sizes(fn, input_size=input_size, hidden_size=hidden_size)
+    if window not in (1, 2):
+        raise ValueError(f"{fn}: window is {window!r}, expected 1 or 2")
+    if pooling not in _POOLING:
+        raise ValueError(f"{fn}: pooling is {pooling!r}, expected 'f', 'fo' or 'ifo'")
+    parts = _POOLING[pooling]
+    shape = (window, input_size, parts, hidden_size)
+    params = {"weight": _uniform(key, shape, window * input_size, dtype)}
+    if bias:
+        params["bias"] = jnp.zeros((parts, hidden_size), dtype)
+    return params
+
+
+def qrnn_layer(
+    params: Params,
+    x: ArrayLike,
+    c0: ArrayLike | None = None,
+    x0: ArrayLike | None = None,
+    *,
+    activation: Activation = "tanh",
+    zoneout: float = 0.0,
+    key: Array | None = None,
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, tuple[Array, Array | None]]:
+    """One QRNN layer: the convolution over one or two steps, and `qrnn`.
+
+    The parameters tell window and pooling. See `sru_layer` for how to combine layers, and for
+    sequences in pieces: here the state is the pair of c and, with a window of 2, the last input.
+
+    Args:
+        params: from `qrnn_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        c0: (..., hidden_size), as in `qrnn`.
+        x0: (..., input_size), the input before the first step, for a window of 2; None means zeros.
+            (N, input_size) with cu_seqlens. Where reset is set, the step sees no input before it.
+        activation: as in `qrnn`.
+        zoneout: probability, a Python number, that a step leaves a channel's state as it was.
+        key: a JAX random key for zoneout; None, as in evaluation, means that there is none.
+        options: as in `sru_layer`.
+
+    Returns:
+        (h, (cT, xT)): the outputs (..., T, hidden_size); the states after the last steps, in c0's
+        shape and the accumulation dtype; and the last inputs in x0's shape and x's dtype, None for
+        a window of 1.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong, or x0 was given
+            for a window of 1.
+        TypeError: a dtype is wrong.
+    """
+    fn = "qrnn_layer"
+    if not 0 <= zoneout <= 1:
+        raise ValueError(f"{fn}: zoneout is {zoneout}, expected 0 to 1")
+    x, weight = _check_input(fn, x, params["weight"], options)
+    products, last = jnp.tensordot(x, weight[0], 1), None
+    if weight.shape[0] == 2:
+        before, last = _shifted(fn, x, x0, options)
+        products = products + jnp.tensordot(before, weight[1], 1)
+    elif x0 is not None:
+        raise ValueError(f"{fn}: x0 was given, expected None for a window of 1")
+    z, f, *gates = _parts(params, products)
+    o = gates[0] if gates else None
+    i = gates[1] if len(gates) > 1 else None
+    if zoneout and key is not None:
+        kept = jax.random.bernoulli(key, zoneout, f.shape)
+        f = jnp.where(kept, jnp.inf, f)
+        i = None if i is None else jnp.where(kept, -jnp.inf, i)
+    h, final = run(*qrnn_call(fn, z, f, o, i, c0, activation), **options)
+    return h, (final, last)
+
+
+def _shifted(
+    fn: str, x: Array, x0: ArrayLike | None, options: SequenceOptions
+) -> tuple[Array, Array]:
+    """The input before each step, and the last one of each sequence."""
+    call, steps = _steps(fn, x, options)
+    first = check_state(fn, "x0", x0, call)
+    if first is None:
+        first = jnp.zeros(call.state_shape, x.dtype)
+    whole, state = call.whole(x), call.state(first).astype(x.dtype)
+    if steps.time == 0:
+        return x, call.unstate(state)
+    before = previous_states(whole, state, steps)
+    last = jnp.where(steps.empty(), state, steps.at_last(whole))
+    return call.unwhole(before), call.unstate(last)
+
+
+# ---- RG-LRU --------------------------------------------------------------------------------------
+
+
+def rg_lru_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    min_decay: float = 0.9,
+    max_decay: float = 0.999,
+    c: float = 8.0,
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one RG-LRU layer, as initialised in Griffin (section 2.4).
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output. If it differs from input_size, the input goes through a
+            projection.
+        min_decay: smallest value of a where the recurrence gate is open.
+        max_decay: the largest one.
+        c: as in `rg_lru`.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (input_size, 2 or 3, hidden_size) for the recurrence gate, the input gate and, if
+        the sizes differ, the input, uniform with variance 1 / input_size; "lam" (hidden_size,),
+        such that exp(-c * softplus(lam)) is uniform from min_decay to max_decay; "bias"
+        (2 or 3, hidden_size), zeros.
+
+    Raises:
+        ValueError: a size is below 1, or a decay is not between 0 and 1.
+    """
+    fn = "rg_lru_init"
+    if not 0 < min_decay < max_decay < 1:
+        raise ValueError(
+            f"{fn}: min_decay is {min_decay} and max_decay is {max_decay}, expected "
+            "0 < min_decay < max_decay < 1"
+        )
+    weight_key, decay_key = jax.random.split(key)
+    parts = 2 if input_size == hidden_size else 3
+    params = _init(fn, weight_key, input_size, hidden_size, parts, bias, dtype)
+    decay = jax.random.uniform(decay_key, (hidden_size,), jnp.float32, min_decay, max_decay)
+    params["lam"] = jnp.log(jnp.expm1(-jnp.log(decay) / c)).astype(dtype)
+    return params
+
+
+def rg_lru_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    *,
+    c: float = 8.0,
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, Array]:
+    """One RG-LRU layer: the matrix product, and `rg_lru`. See `sru_layer` for combining layers.
+
+    Args:
+        params: from `rg_lru_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `rg_lru`.
+        c: as in `rg_lru`.
+        options: as in `sru_layer`.
+
+    Returns:
+        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
+        shape and the accumulation dtype.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "rg_lru_layer"
+    x, weight = _check_input(fn, x, params["weight"], options)
+    r, i, *projection = _parts(params, jnp.tensordot(x, weight, 1))
+    x = projection[0] if projection else x
+    return run(*rg_lru_call(fn, x, r, i, params["lam"], h0, c), **options)
+
+
+# ---- LRU -----------------------------------------------------------------------------------------
+
+
+def lru_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    output_size: int | None = None,
+    min_radius: float = 0.0,
+    max_radius: float = 1.0,
+    max_phase: float = 2 * math.pi,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one LRU layer, as initialised in the paper (section 3.4).
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: complex numbers in the state.
+        output_size: features of the output; None means input_size.
+        min_radius: smallest |lambda|.
+        max_radius: largest |lambda|.
+        max_phase: largest phase of lambda, in radians.
+        dtype: of the parameters, float32 or float64.
+
+    Returns:
+        "nu" and "theta" (hidden_size,), such that lambda is uniform on the ring sector; "gamma"
+        (hidden_size,), the logarithm of sqrt(1 - |lambda|^2); "B" (input_size, 2, hidden_size) and
+        "C" (hidden_size, 2, output_size), real and imaginary parts, normal with variances
+        1 / (2 * input_size) and 1 / hidden_size; "D" (input_size,), standard normal, or where the
+        sizes differ (input_size, output_size), normal with variance 1 / input_size.
+
+    Raises:
+        ValueError: a size is below 1, or the radii or the phase are out of order.
+    """
+    fn = "lru_init"
+    output_size = input_size if output_size is None else output_size
+    _check_sizes(fn, input_size=input_size, hidden_size=hidden_size, output_size=output_size)
+    if not 0 <= min_radius < max_radius <= 1:
+        raise ValueError(
+            f"{fn}: min_radius is {min_radius} and max_radius is {max_radius}, expected "
+            "0 <= min_radius < max_radius <= 1"
+        )
+    if not max_phase > 0:
+        raise ValueError(f"{fn}: max_phase is {max_phase}, expected a positive number")
+    keys = jax.random.split(key, 5)
+    tiny = float(np.finfo(np.dtype(dtype)).eps)  # so that no logarithm is infinite
+    radius2, phase = (
+        jax.random.uniform(k, (hidden_size,), dtype, tiny, 1 - tiny) for k in keys[:2]
+    )
+    nu = jnp.log(-0.5 * jnp.log(min_radius**2 + (max_radius**2 - min_radius**2) * radius2))
+
+    def normal(key: Array, shape: tuple[int, ...], variance: float) -> Array:
+        return jax.random.normal(key, shape, dtype) * math.sqrt(variance)
+
+    same = output_size == input_size
+    return {
+        "nu": nu,
+        "theta": jnp.log(max_phase * phase),
+        "gamma": jnp.log(input_scale(nu)),
+        "B": normal(keys[2], (input_size, 2, hidden_size), 1 / (2 * input_size)),
+        "C": normal(keys[3], (hidden_size, 2, output_size), 1 / hidden_size),
+        "D": normal(keys[4], (input_size,), 1)
+        if same
+        else normal(keys[4], (input_size, output_size), 1 / input_size),
+    }
+
+
+def lru_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, Array]:
+    """One LRU layer: h = `lru` of B x, and y = Re(C h) + D x.
+
+    Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", 2023. What the
+    paper puts around it (norm, MLP or gate, residual connection) is the caller's. See `sru_layer`
+    for how to combine layers.
+
+    Args:
+        params: from `lru_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `lru`.
+        options: as in `sru_layer`.
+
+    Returns:
+        (y, hT): the outputs (..., T, output_size), and the states after the last steps, complex in
+        h0's shape.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "lru_layer"
+    x, weight = _check_input(fn, x, params["B"], options)
+    real, imaginary = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
+    u, scale = jax.lax.complex(real, imaginary), jnp.exp(params["gamma"])
+    h, final = run_lru(fn, u, params["nu"], params["theta"], scale, ("h0", h0), **options)
+    real, imaginary = params["C"][:, 0], params["C"][:, 1]
+    y = jnp.tensordot(h.real, real, 1) - jnp.tensordot(h.imag, imaginary, 1)
+    skip = params["D"]
+    return y + (x * skip if skip.ndim == 1 else jnp.tensordot(x, skip, 1)), final

@@ -1,0 +1,246 @@
+"""What callers pass, as the operators take it: dtypes, shapes, the time axis, index arrays."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
+
+import torch
+from torch import Tensor
+
+from scanrnn._array.values import check_lengths, check_offsets
+
+from ._cells import ACTIVATIONS
+from ._ops import ACCUMULATION, OptTensor, check_dtype, check_shape, name_of
+
+Activation: TypeAlias = Literal["identity", "tanh", "relu", "silu", "sigmoid", "positive"]
+SruActivation: TypeAlias = Literal["identity", "tanh", "relu"]
+PaddingSide: TypeAlias = Literal["right", "left"]
+#: cu_seqlens, lengths, reset, reverse, left_padded
+Sequences: TypeAlias = tuple[OptTensor, OptTensor, OptTensor, bool, bool]
+
+
+class SequenceOptions(TypedDict, total=False):
+    """The keywords that every function has, beside return_final: see `scanrnn.torch.scan`."""
+
+    axis: int
+    reverse: bool
+    cu_seqlens: Any
+    lengths: Any
+    reset: Any
+    padding_side: PaddingSide
+
+
+_CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
+
+
+def activation_code(fn: str, activation: str, allowed: Any = Activation) -> int:
+    """The operator's code for an activation's name, one of a Literal's."""
+    names = get_args(allowed)
+    if activation not in names:
+        raise ValueError(f"{fn}: activation is {activation!r}, expected one of {[*names]}")
+    return _CODES[activation]
+
+
+def require_tensor(fn: str, name: str, t: object) -> None:
+    """Raise TypeError unless t is a tensor."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{fn}: {name} is a {type(t).__name__}, expected a torch.Tensor")
+
+
+# ---- Dtypes --------------------------------------------------------------------------------------
+
+
+def autocast_applies(t: Tensor) -> bool:
+    """Whether autocast may cast a tensor now: as PyTorch does, float64 never."""
+    kind = t.device.type
+    available = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+    return available and t.dtype in (torch.float16, torch.bfloat16, torch.float32)
+
+
+def one_dtype(fn: str, **tensors: Tensor) -> list[Tensor]:
+    """The tensors in the first one's dtype: they have it, or are cast to the widest by autocast."""
+    (first, reference), *_ = tensors.items()
+    for name, t in tensors.items():
+        require_tensor(fn, name, t)
+    dtype = reference.dtype
+    for name, t in tensors.items():
+        if t.dtype != dtype:
+            if not (autocast_applies(reference) and autocast_applies(t)):
+                raise TypeError(
+                    f"{fn}: {name} has dtype {name_of(t.dtype)}, expected {name_of(dtype)} "
+                    f"(the dtype of {first})"
+                )
+            dtype = torch.promote_types(dtype, t.dtype)
+    return [t.to(dtype) for t in tensors.values()]
+
+
+def state_dtype(fn: str, name: str, t: OptTensor, x: Tensor) -> OptTensor:
+    """A state or bias in x's dtype or its accumulation dtype, cast to that by autocast."""
+    if t is None or t.dtype == x.dtype or x.dtype not in ACCUMULATION:
+        return t
+    require_tensor(fn, name, t)
+    wide = ACCUMULATION[x.dtype]
+    if t.dtype != wide and autocast_applies(t) and autocast_applies(x):
+        return t.to(wide)
+    check_dtype(fn, name, t, (x.dtype, wide))
+    return t
+
+
+# ---- Shapes --------------------------------------------------------------------------------------
+
+
+class Layout:
+    """Where batch, time and channels are in x, and the way to the operators' (*batch, T, D)."""
+
+    def __init__(self, fn: str, name: str, x: Tensor, axis: int) -> None:
+        n = x.ndim
+        if n == 0:
+            raise ValueError(f"{fn}: {name} has shape (), expected at least one axis")
+        if not (-n <= axis < n) and (n, axis) != (1, -2):
+            raise ValueError(f"{fn}: axis is {axis}, expected {-n} to {n - 1}")
+        self.fn = fn
+        self.x = x
+        self.axis = axis % n
+        self.packed = False
+
+    def canonical(self, t: Tensor) -> Tensor:
+        """View of t, which has x's axes, as (*batch, T, D)."""
+        if t.ndim == 1:
+            return t[None, :, None]
+        t = t.movedim(self.axis, -2)
+        return t.unsqueeze(0) if t.ndim == 2 else t
+
+    def restore(self, t: Tensor) -> Tensor:
+        """View of (*batch, T, D) with x's axes."""
+        if self.x.ndim == 1:
+            return t[0, :, 0]
+        if self.x.ndim == 2:
+            t = t.squeeze(0)
+        return t.movedim(-2, self.axis)
+
+    def sequences(
+        self, reverse: bool, cu_seqlens: Any, lengths: Any, reset: Any, padding_side: str
+    ) -> Sequences:
+        """The operators' arguments for what the caller said about sequences."""
+        if padding_side not in ("right", "left"):
+            raise ValueError(
+                f"{self.fn}: padding_side is {padding_side!r}, expected 'right' or 'left'"
+            )
+        if cu_seqlens is not None and lengths is not None:
+            raise ValueError(f"{self.fn}: cu_seqlens and lengths are exclusive")
+        shape = [n for i, n in enumerate(self.x.shape) if i != self.axis][:-1]
+        time = self.x.shape[self.axis]
+        cu_seqlens = index_tensor(self.fn, "cu_seqlens", cu_seqlens, self.x, time)
+        lengths = index_tensor(self.fn, "lengths", lengths, self.x, time)
+        reset = flag_tensor(self.fn, "reset", reset, self.x)
+        check_shape(self.fn, "lengths", lengths, shape)
+        check_shape(self.fn, "reset", reset, (*shape, time))
+        self.packed = cu_seqlens is not None
+        if not shape:
+            lengths = None if lengths is None else lengths.unsqueeze(0)
+            reset = None if reset is None else reset.unsqueeze(0)
+        return cu_seqlens, lengths, reset, bool(reverse), padding_side == "left"
+
+    def canonical_state(self, name: str, t: OptTensor) -> OptTensor:
+        """View of an initial state as the operators' (*batch, D) or (N, D)."""
+        if t is None:
+            return None
+        if not self.packed:
+            expected = [n for i, n in enumerate(self.x.shape) if i != self.axis]
+            check_shape(self.fn, name, t, expected)
+        if self.x.ndim == 1:
+            t = t.unsqueeze(-1)
+        return t if self.packed or self.x.ndim > 2 else t.unsqueeze(0)
+
+    def restore_state(self, t: Tensor) -> Tensor:
+        """View of a final state without the axes that x doesn't have."""
+        if self.x.ndim == 1:
+            t = t.squeeze(-1)
+        return t if self.packed or self.x.ndim > 2 else t.squeeze(0)
+
+
+def index_tensor(fn: str, name: str, value: Any, x: Tensor, time: int) -> OptTensor:
+    """Offsets or lengths, of any library or a sequence of numbers, as a tensor on x's device.
+
+    Args:
+        fn: the public function, for error texts.
+        name: "cu_seqlens" or "lengths".
+        value: what the caller gave; None stays None.
+        x: the main tensor.
+        time: the number of steps of x.
+
+    Raises:
+        TypeError: the dtype is not int32 or int64.
+        ValueError: a value is wrong, where it can be known without waiting for a device (and the
+            core won't see to it), or it is on another device than x and not on the CPU.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)) and not value:
+        value = torch.empty(0, dtype=torch.int64)  # an empty list has no dtype of its own
+    index = _as_tensor(value, x)
+    check_dtype(fn, name, index, (torch.int32, torch.int64))
+    if x.is_cuda and index.device.type == "cpu" and index.numel() and not _transformed():
+        if name == "lengths":
+            check_lengths(fn, index.numpy(), time)
+        elif index.ndim == 1:
+            check_offsets(fn, index.numpy(), time)
+    return to_device_of(fn, name, index, x)
+
+
+def flag_tensor(fn: str, name: str, value: Any, x: Tensor) -> OptTensor:
+    """Flags, of any library or a sequence, as a bool or uint8 tensor on x's device."""
+    if value is None:
+        return None
+    flags = _as_tensor(value, x)
+    if flags.is_floating_point() or isinstance(value, (list, tuple)):
+        flags = flags.bool()
+    check_dtype(fn, name, flags, (torch.bool, torch.uint8))
+    return to_device_of(fn, name, flags, x)
+
+
+def _as_tensor(value: Any, x: Tensor) -> Tensor:
+    """A tensor on the device where the caller's values are: the CPU for a list."""
+    if isinstance(value, Tensor):
+        return value
+    on_gpu = hasattr(value, "__cuda_array_interface__")
+    return torch.as_tensor(value, device=x.device if on_gpu else "cpu")
+
+
+def _transformed() -> bool:
+    """Whether tensors may have no values to look at: under torch.compile and torch.func."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def to_device_of(fn: str, name: str, t: Tensor, x: Tensor) -> Tensor:
+    """A small tensor on x's device: the CPU's go to a GPU without waiting for it.
+
+    Raises:
+        ValueError: t is on another device, and not on the CPU.
+        RuntimeError: t is on the CPU, and a CUDA graph is captured that would copy it again at each
+            replay, from memory that holds something else by then.
+    """
+    if t.device == x.device:
+        return t
+    if t.device.type != "cpu":
+        raise ValueError(
+            f"{fn}: {name} is on device {t.device}, expected {x.device} (the device of the input) "
+            "or the CPU"
+        )
+    if not x.is_cuda or _transformed():
+        return t.to(x.device)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{fn}: {name} is on the CPU, expected a tensor on {x.device} during the capture of a "
+            "CUDA graph"
+        )
+    # From pinned memory, which PyTorch keeps until the copy is done. Otherwise it would wait.
+    return t.pin_memory().to(x.device, non_blocking=True)
+
+
+def without_padding(x: Tensor, lengths: Tensor, left_padded: bool) -> Tensor:
+    """A copy of x, (*batch, T, D), with zeros in its padding."""
+    T = x.shape[-2]
+    t, n = torch.arange(T, device=x.device), lengths.unsqueeze(-1)
+    padding = t < T - n if left_padded else t >= n
+    return x.masked_fill(padding.unsqueeze(-1), 0)

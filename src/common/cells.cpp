@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls of every cell: checks, and what backends run.
+#include "scanrnn/cells.hpp"
+
+#include <cmath>
+
+#include "common/run.hpp"
+#include "common/validate.hpp"
+
+namespace scanrnn {
+
+#define SCANRNN_TYPE(name, Cell)                                               \
+  template <>                                                                  \
+  const CellType& cell_type<Cell>() {                                          \
+    static const CellType type = detail::Describe<Cell>::type(CellKind::name); \
+    return type;                                                               \
+  }
+SCANRNN_CELLS(SCANRNN_TYPE)
+#undef SCANRNN_TYPE
+
+const CellType& cell_type(CellKind kind) {
+  switch (kind) {
+#define SCANRNN_CASE(name, Cell) \
+  case CellKind::name:           \
+    return cell_type<Cell>();
+    SCANRNN_CELLS(SCANRNN_CASE)
+#undef SCANRNN_CASE
+    default:
+      throw InvalidArgument("kind is " + std::to_string(static_cast<int>(kind)) +
+                            ", expected a cell's number, from 1 to " + std::to_string(kCells - 1));
+  }
+}
+
+namespace {
+
+std::string number(double value) {
+  std::string text = std::to_string(value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+
+void check_option(const CellType& type, const CellOption& option, double value) {
+  if (value >= option.least && value <= option.most &&
+      (!option.is_whole || value == std::floor(value))) {
+    return;
+  }
+  throw InvalidArgument(std::string(type.name) + ": " + option.name + " is " + number(value) +
+                        ", expected a " + (option.is_whole ? "whole " : "") + "number from " +
+                        number(option.least) + " to " + number(option.most));
+}
+
+void check_options(const CellType& type, const void* cell) {
+  for (int i = 0; i < type.options; ++i) {
+    const CellOption option = type.option(cell, i);
+    check_option(type, option, option.value);
+  }
+}
+
+}  // namespace
+
+void set_options(const CellType& type, CellStorage& cell, const double* values, int count) {
+  if (count > type.options) {
+    throw InvalidArgument(std::string(type.name) + ": options has " + std::to_string(count) +
+                          " numbers, expected at most " + std::to_string(type.options));
+  }
+  for (int i = 0; i < count; ++i) {
+    check_option(type, type.option(cell.bytes, i), values[i]);
+    type.set_option(cell.bytes, i, values[i]);
+  }
+}
+
+namespace {
+
+/// A problem with a cell of its own, which knows what inputs it has.
+struct CellProblem {
+  CellStorage cell;
+  std::string call;
+  Problem problem;
+};
+
+std::string gradient_of(const char* name) { return std::string("d") + name; }
+
+bool is_row(const std::int64_t (&shape)[3]) { return shape[0] == 1 && shape[1] == 1; }
+
+/// An array of a vector input or of its gradient, (1,1,D).
+void check_vector(const Checker& check, const char* name, const ConstArray<3>& array) {
+  if (!array) return;
+  if (is_row(array.shape)) {
+    check.vector(name, {array.data, array.dtype, {array.shape[2]}, {array.stride[2]}}, true);
+  } else {
+    check.vector_shape(name, array.shape);
+  }
+}
+
+template <class Call>
+void make_inputs(const Checker& check, const Call& call, CellProblem& p) {
+  const CellType& type = *call.type;
+  const std::int64_t elements = check.batch * check.time * check.channels;
+  unsigned given = 0;
+  for (int i = 0; i < type.inputs; ++i) {
+    const ConstArray<3>& array = call.in[i];
+    const bool is_vector = type.has(type.vector_inputs, i);
+    if (array) given |= 1u << i;
+    if (!type.has(type.optional_inputs, i)) {
+      check.required(type.names[i], array.data, is_vector ? check.channels : elements);
+    }
+    if (is_vector) {
+      check_vector(check, type.names[i], array);
+    } else {
+      check.full(type.names[i], array);
+    }
+  }
+  check.state((std::string(type.state) + "0").c_str(), call.initial);
+  check_options(type, call.cell);
+
+  p.problem = check.problem(call.sequences);
+  p.problem.call = p.call.c_str();
+  type.copy(call.cell, given, p.cell);
+  p.problem.set_cell(type, p.cell.bytes);
+  for (int i = 0; i < type.inputs; ++i) {
+    ConstArray<3> array = call.in[i];
+    if (!array) array = {absent_input(), check.dtype, {1, 1, 1}, {}};
+    p.problem.in[i] = broadcast(array, call.in[0].shape);
+  }
+  p.problem.initial = call.initial;
+}
+
+void check_checkpoints(const Checker& check, const CellType& type, const ConstArray<2>& array) {
+  if (!array) return;
+  if (type.state_is_output) {
+    throw InvalidArgument(std::string(check.call) +
+                          ": checkpoints is given, expected none: the output has the states");
+  }
+  const std::int64_t rows = checkpoint_rows(check.batch, check.time, check.sequences);
+  const bool empty = rows == 0 || check.channels == 0;  // strides of no elements mean nothing
+  const bool contiguous = (array.stride[1] == 1 || check.channels == 1) &&
+                          (array.stride[0] == check.channels || rows == 1);
+  if (array.dtype == accumulation_dtype(check.dtype) && array.shape[0] == rows &&
+      array.shape[1] == check.channels && (empty || contiguous)) {
+    return;
+  }
+  throw InvalidArgument(std::string(check.call) + ": checkpoints has shape (" +
+                        std::to_string(array.shape[0]) + ", " + std::to_string(array.shape[1]) +
+                        ") and dtype " + name_of(array.dtype) + ", expected contiguous (" +
+                        std::to_string(rows) + ", " + std::to_string(check.channels) + ") " +
+                        name_of(accumulation_dtype(check.dtype)));
+}
+
+void make_problem(const AnyCellForward& call, Device device, CellProblem& p) {
+  const CellType& type = *call.type;
+  p.call = type.name;
+  const Checker check(p.call.c_str(), type.names[0], call.in[0], call.sequences, false, device);
+  make_inputs(check, call, p);
+  check.required("out", call.out.data, check.batch * check.time * check.channels);
+  check.full("out", call.out);
+  check.final_state("final_state", call.final_state);
+  check.distinct("out", call.out);
+  check.distinct("final_state", call.final_state);
+  check_checkpoints(check, type, call.checkpoints);
+  p.problem.out = call.out;
+  p.problem.final_state = call.final_state;
+  p.problem.checkpoints = call.checkpoints;
+}
+
+void make_problem(const AnyCellBackward& call, Device device, CellProblem& p) {
+  const CellType& type = *call.type;
+  p.call = std::string(type.name) + " backward";
+  const Checker check(p.call.c_str(), type.names[0], call.in[0], call.sequences, false, device);
+  make_inputs(check, call, p);
+  const std::int64_t elements = check.batch * check.time * check.channels;
+  if (type.state_is_output) {
+    check.required("out", call.out.data, elements);
+    check.full("out", call.out);
+  } else {
+    check.required("checkpoints", call.checkpoints.data, elements);
+  }
+  check_checkpoints(check, type, call.checkpoints);
+  check.full("dout", call.dout);
+  check.state("dfinal", call.dfinal);
+  for (int i = 0; i < type.inputs; ++i) {
+    const std::string name = gradient_of(type.names[i]);
+    if (type.has(type.vector_inputs, i)) {
+      check_vector(check, name.c_str(), call.din[i]);
+      check.distinct(name.c_str(), call.din[i].shape + 2, call.din[i].stride + 2, 1);
+    } else {
+      check.full(name.c_str(), call.din[i]);
+      check.distinct(name.c_str(), call.din[i]);
+    }
+    p.problem.din[i] = call.din[i];
+  }
+  const std::string dinitial = gradient_of(type.state) + "0";
+  check.state(dinitial.c_str(), call.dinitial);
+  check.distinct(dinitial.c_str(), call.dinitial);
+
+  p.problem.backward = true;
+  p.problem.checkpoints.data = const_cast<void*>(call.checkpoints.data);
+  p.problem.checkpoints.dtype = call.checkpoints.dtype;
+  if (type.state_is_output) p.problem.states = call.out;
+  p.problem.dy = call.dout;
+  p.problem.dfinal = call.dfinal;
+  p.problem.dinitial = call.dinitial;
+}
+
+template <class Call>
+std::size_t bytes_of(const Call& call, const Target& target) {
+  CellProblem p;
+  make_problem(call, target.device, p);
+  return workspace_bytes(p.problem, target);
+}
+
+template <class Call>
+void run_call(const Call& call, Workspace workspace, const Target& target) {
+  CellProblem p;
+  make_problem(call, target.device, p);
+  run(p.problem, workspace, target);
+}
+
+}  // namespace
+
+std::int64_t checkpoint_rows(std::int64_t batch, std::int64_t time, std::int64_t sequences) {
+  // A packed sequence that starts at step s has its first row at s / kLeafSteps + n, which leaves
+  // room for every sequence before it.
+  if (batch == 1) return time / kLeafSteps + (sequences > 0 ? sequences : 1);
+  return batch * (time / kLeafSteps + 1);
+}
+
+std::size_t cell_forward_workspace_bytes(const AnyCellForward& call, const Target& target) {
+  return bytes_of(call, target);
+}
+
+std::size_t cell_backward_workspace_bytes(const AnyCellBackward& call, const Target& target) {
+  return bytes_of(call, target);
+}
+
+void cell_forward(const AnyCellForward& call, Workspace workspace, const Target& target) {
+  run_call(call, workspace, target);
+}
+
+void cell_backward(const AnyCellBackward& call, Workspace workspace, const Target& target) {
+  run_call(call, workspace, target);
+}
+
+}  // namespace scanrnn

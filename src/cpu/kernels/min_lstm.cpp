@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// The minimal LSTM's leaf kernels, for the instruction set this file is compiled for.
+#include "cpu/kernels/family.hpp"
+
+namespace scanrnn::cpu::SCANRNN_ISA {
+
+SCANRNN_DEFINE_CELL(min_lstm, MinLstmCell)
+
+}  // namespace scanrnn::cpu::SCANRNN_ISA

@@ -1,0 +1,394 @@
+"""The layers of `scanrnn.jax`: values by hand, pieces, padding, first values; and they learn."""
+
+# ruff: noqa: E402
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp
+import reference
+import scanrnn.jax as srj
+from jax_cells import CASES, loop
+from jax_helpers import SMALL, assert_close, sizes, values, x64  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+#: What makes a layer's parameters, what runs it, its cell, and the parts of its weight in order.
+LAYERS = {
+    "gilr": (srj.gilr_init, srj.gilr_layer, "gilr", "f z"),
+    "hgrn": (srj.hgrn_init, srj.hgrn_layer, "hgrn", "f z"),
+    "hgrn-bias": (partial(srj.hgrn_init, bias=True), srj.hgrn_layer, "hgrn", "f z"),
+    "min_gru": (srj.min_gru_init, srj.min_gru_layer, "min_gru", "z v"),
+    "min_gru-no-bias": (partial(srj.min_gru_init, bias=False), srj.min_gru_layer, "min_gru", "z v"),
+    "min_lstm": (srj.min_lstm_init, srj.min_lstm_layer, "min_lstm", "f i v"),
+    "qrnn-f": (partial(srj.qrnn_init, pooling="f"), srj.qrnn_layer, "qrnn-f", "z f"),
+    "qrnn-fo": (srj.qrnn_init, srj.qrnn_layer, "qrnn-fo", "z f o"),
+    "qrnn-ifo-2": (
+        partial(srj.qrnn_init, pooling="ifo", window=2),
+        srj.qrnn_layer,
+        "qrnn-ifo",
+        "z f o i",
+    ),
+    "rg_lru": (srj.rg_lru_init, srj.rg_lru_layer, "rg_lru", "r i x"),
+    "rg_lru-same": (srj.rg_lru_init, srj.rg_lru_layer, "rg_lru", "r i"),
+    "lru": (srj.lru_init, srj.lru_layer, "lru", ""),
+    "lru-wider": (partial(srj.lru_init, output_size=4), srj.lru_layer, "lru", ""),
+    "sru": (srj.sru_init, srj.sru_layer, "sru", "u f r skip"),
+}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def layer(name, key=0, dtype=jnp.float64):
+    """Parameters, none of them zero, and the layer's function."""
+    init, run, _, _ = LAYERS[name]
+    hidden = 3 if name == "rg_lru-same" else 5
+    params = init(jax.random.key(key), 3, hidden, dtype=dtype)
+    noise = iter(jax.random.split(jax.random.key(key + 1), len(params)))
+    return {
+        k: v + jax.random.normal(next(noise), v.shape, dtype) / 5 if k != "weight" else v
+        for k, v in params.items()
+    }, run
+
+
+def initial(rng, name, N):
+    params, _ = layer(name)
+    hidden = params.get("weight", params.get("nu")).shape[-1]
+    return values(rng, N, hidden, dtype="complex128" if name.startswith("lru") else "float64")
+
+
+def by_hand(name, params, x, state, x0=None, **options):
+    """The layer out of its equations: (y, states)."""
+    _, _, cell, parts = LAYERS[name]
+    case, parts = CASES[cell], parts.split()
+    if cell == "lru":
+        u = x @ (params["B"][:, 0] + 1j * params["B"][:, 1])
+        inputs = [u, params["nu"], params["theta"], jnp.exp(params["gamma"])]
+        h, final = loop(case, [*inputs, state], **options)
+        y = jnp.real(h @ (params["C"][:, 0] + 1j * params["C"][:, 1]))
+        D = params["D"]
+        skip = x * D if D.ndim == 1 else x @ D
+        if "lengths" in options:
+            left = options.get("padding_side") == "left"
+            steps, n = np.arange(x.shape[1]), options["lengths"][:, None]
+            valid = steps >= x.shape[1] - n if left else steps < n
+            skip = jnp.where(valid[..., None], skip, 0)
+        return y + skip, final
+    weight = params["weight"]
+    if cell.startswith("qrnn"):
+        products = jnp.tensordot(x, weight[0], 1)
+        if len(weight) == 2:
+            before = shifted(x, x0, **options)
+            products = products + jnp.tensordot(before, weight[1], 1)
+    else:
+        products = jnp.tensordot(x, weight, 1)
+    products = products + params.get("bias", 0)
+    named = {n: products[..., k, :] for k, n in enumerate(parts)}
+    named |= {"x": x} if name == "rg_lru-same" else {}
+    named |= {"bound": jnp.zeros(weight.shape[-1])} if cell == "hgrn" else {}
+    named |= {n: params[n] for n in case.vectors if n in params}
+    return loop(case, [*(named[n] for n in case.names), state], **options)
+
+
+def shifted(x, x0, *, reset=None, **options):
+    """The input before each step."""
+    before = jnp.zeros_like(x)
+    for n, (b, steps) in enumerate(reference.sequences(*x.shape[:2], **options)):
+        last = x0[n]
+        for t in steps:
+            dropped = reset is not None and reset[b, t]
+            before = before.at[b, t].set(0 if dropped else last)
+            last = x[b, t]
+    return before
+
+
+def states_of(result):
+    """The recurrent state of a layer's second result."""
+    return result[0] if isinstance(result, tuple) else result
+
+
+@every_layer
+@pytest.mark.parametrize("where", ["plain", "lengths", "left-reverse", "packed-reset"])
+def test_values(rng, name, where):
+    params, run = layer(name)
+    options = SMALL[where]
+    B, N = sizes(options, 2)
+    x, state = values(rng, B, 6, 3), initial(rng, name, N)
+    extra = [values(rng, N, 3)] if name == "qrnn-ifo-2" else []
+    y, final = run(params, x, state, *extra, **options)
+    want, last = by_hand(name, params, x, state, *extra, **options)
+    assert_close((y, states_of(final)), (want, last), 1e-12)
+
+
+@every_layer
+def test_pieces_and_steps(rng, name):
+    params, run = layer(name)
+    x, state = values(rng, 2, 11, 3), initial(rng, name, 2)
+    extra = [values(rng, 2, 3)] if name == "qrnn-ifo-2" else []
+    want, last = run(params, x, state, *extra)
+    rows, carried = [], (state, *extra)
+    for i, j in itertools.pairwise([0, 6, 9, 10, 11]):
+        row, final = run(params, x[:, i:j], *carried)
+        carried = final if isinstance(final, tuple) else (final,)
+        carried = [c for c in carried if c is not None]
+        rows.append(row)
+    assert_close((jnp.concatenate(rows, 1), carried[0]), (want, states_of(last)), 1e-12)
+    # No batch axis; one that comes second; two.
+    alone, final = run(params, x[1], state[1], *(e[1] for e in extra))
+    assert_close((alone, states_of(final)), (want[1], states_of(last)[1]), 1e-12)
+    major, final = run(params, x.swapaxes(0, 1), state, *extra, axis=0)
+    assert_close((major.swapaxes(0, 1), states_of(final)), (want, states_of(last)), 1e-12)
+    more, _ = run(params, x[None], state[None], *(e[None] for e in extra))
+    assert_close(more[0], want, 1e-12)
+
+
+@every_layer
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_reaches_nothing(rng, name, side):
+    """Not even the gradients of weights, which are sums over all steps."""
+    params, run = layer(name)
+    lengths, steps = np.array([6, 2]), np.arange(6)
+    valid = steps >= 6 - lengths[:, None] if side == "left" else steps < lengths[:, None]
+    x = values(rng, 2, 6, 3)
+
+    def loss(params, x):
+        y, final = run(params, x, lengths=lengths, padding_side=side)
+        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.abs(states_of(final)))
+
+    clean, spoilt = (np.where(valid[..., None], x, v) for v in (0, np.nan))
+    got, want = (jax.grad(loss, (0, 1))(params, v) for v in (spoilt, clean))
+    assert_close(got, want, 1e-14)
+    y, _ = run(params, spoilt, lengths=lengths, padding_side=side)
+    assert not np.any(np.asarray(y)[~valid])
+
+
+@every_layer
+def test_gradients(rng, name):
+    params, run = layer(name)
+    x, state = values(rng, 2, 6, 3), initial(rng, name, 2)
+    extra = [values(rng, 2, 3)] if name == "qrnn-ifo-2" else []
+
+    def loss(run, params, x, state, *extra):
+        y, final = run(params, x, state, *extra)
+        final = states_of(final)
+        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.real(final) ** 2 + jnp.imag(final))
+
+    arrays = (params, x, state, *extra)
+    wanted = tuple(range(len(arrays)))
+    got, want = (
+        jax.jit(jax.grad(partial(loss, f), wanted))(*arrays) for f in (run, partial(by_hand, name))
+    )
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_window_of_two_in_any_sequences(rng, reverse):
+    params, run = layer("qrnn-ifo-2")
+    for options in SMALL.values():
+        options = options | {"reverse": reverse}
+        B, N = sizes(options, 2)
+        x, state, x0 = values(rng, B, 6, 3), initial(rng, "qrnn-ifo-2", N), values(rng, N, 3)
+        y, (final, last) = run(params, x, state, x0, **options)
+        want, expected = by_hand("qrnn-ifo-2", params, x, state, x0, **options)
+        assert_close((y, final), (want, expected), 1e-12)
+        flags = {k: v for k, v in options.items() if k != "reset"}
+        for n, (b, steps) in enumerate(reference.sequences(B, 6, **flags)):
+            np.testing.assert_array_equal(last[n], x[b, steps[-1]] if steps else x0[n])
+    y, (final, last) = run(params, np.zeros((2, 0, 3)), None, x0[:2])
+    assert y.shape == (2, 0, 5)
+    np.testing.assert_array_equal(last, x0[:2])
+
+
+@pytest.mark.parametrize("pooling", ["f", "fo", "ifo"])
+def test_zoneout(rng, pooling):
+    params = srj.qrnn_init(jax.random.key(0), 3, 5, pooling=pooling, dtype=jnp.float64)
+    x, c0, key = values(rng, 2, 6, 3), values(rng, 2, 5), jax.random.key(1)
+    run = partial(srj.qrnn_layer, params, x, c0)
+    plain = run()
+    assert_close(run(zoneout=0.5), plain, 0)  # evaluation
+    assert_close(run(zoneout=0.0, key=key), plain, 0)
+    _, (final, _) = run(zoneout=1.0, key=key)
+    assert_close(final, c0, 0)
+    # The state alone, step by step: some channels stay, and not the same ones at every step.
+    kept, c = [], c0
+    states = []
+    for t in range(1, 7):
+        _, (c, _) = srj.qrnn_layer(params, x, c0, zoneout=0.5, key=key, lengths=np.array([t, t]))
+        states.append(c)
+    for before, after in itertools.pairwise([c0, *states]):
+        kept.append(np.asarray(before) == np.asarray(after))
+    share = np.mean(kept)
+    assert 0.2 < share < 0.8
+    assert not np.array_equal(kept[0], kept[1])
+    products = np.tensordot(x, params["weight"][0], 1) + params["bias"]
+    z, f, o, i = (*np.moveaxis(products, -2, 0), None, None)[:4]
+    h, c = [], c0
+    for t in range(6):
+        forget = 1 / (1 + np.exp(-f[:, t]))
+        take = 1 - forget if i is None else 1 / (1 + np.exp(-i[:, t]))
+        c = np.where(kept[t], c, forget * c + take * np.tanh(z[:, t]))
+        h.append(c if o is None else c / (1 + np.exp(-o[:, t])))
+    y, _ = run(zoneout=0.5, key=key)
+    assert_close(y, np.stack(h, 1), 1e-12)
+    gradient = jax.grad(lambda p: jnp.sum(srj.qrnn_layer(p, x, c0, zoneout=0.5, key=key)[0]))
+    assert all(np.all(np.isfinite(g)) for g in gradient(params).values())
+
+
+def test_bounds_grow_from_layer_to_layer(rng):
+    bounds = srj.hgrn_bounds(values(rng, 4, 3))
+    assert bounds.shape == (4, 3)
+    assert not np.any(bounds[0])
+    assert np.all(np.diff(bounds, axis=0) > 0)
+    assert np.all(bounds < 1)
+    assert_close(srj.hgrn_bounds(np.zeros((4, 1)))[:, 0], np.arange(4) / 4)
+    params, run = layer("hgrn")
+    x = values(rng, 2, 6, 3)
+    f, z = np.moveaxis(np.tensordot(x, params["weight"], 1), -2, 0)
+    bound = np.full(5, 0.3)
+    assert_close(run(params, x, bound=bound)[0], srj.hgrn(f, z, bound), 1e-12)
+    with pytest.raises(ValueError, match=r"hgrn_bounds: logits has shape \(3,\), expected \("):
+        srj.hgrn_bounds(np.zeros(3))
+
+
+# ---- Initial values ------------------------------------------------------------------------------
+
+
+@every_layer
+def test_initial_weights(name):
+    init, _, _, parts = LAYERS[name]
+    params = init(jax.random.key(1), 300, 500)
+    assert all(v.dtype == jnp.float32 for v in params.values())
+    if "weight" in params:
+        weight = params["weight"]
+        window = weight.shape[0] if weight.ndim == 4 else 1
+        parts = [*parts.split(), "x"] if name == "rg_lru-same" else parts.split()
+        assert weight.shape[-3:] == (300, len(parts), 500)
+        assert abs(float(jnp.var(weight)) * 300 * window - 1) < 0.01
+    for bias in (params.get("bias"), params.get("bias_f")):
+        assert bias is None or not np.any(bias)
+    without = ("hgrn", "min_gru-no-bias", "lru", "lru-wider", "sru")
+    assert ("bias" in params) == (name not in without)
+
+
+def test_initial_decay_of_rg_lru():
+    lam = srj.rg_lru_init(jax.random.key(0), 3, 4000, c=4.0)["lam"]
+    decay = np.exp(-4.0 * np.log1p(np.exp(lam)))
+    assert decay.min() >= 0.9 - 1e-6
+    assert decay.max() <= 0.999 + 1e-6
+    assert abs(decay.mean() - 0.9495) < 0.002
+
+
+def test_initial_ring_of_lru():
+    params = srj.lru_init(jax.random.key(0), 3, 4000, min_radius=0.5, max_radius=0.9, max_phase=1.0)
+    square = np.exp(-2 * np.exp(params["nu"]))
+    assert square.min() >= 0.25 - 1e-6
+    assert square.max() <= 0.81 + 1e-6
+    assert abs(square.mean() - 0.53) < 0.01
+    phase = np.exp(params["theta"])
+    assert phase.max() <= 1
+    assert abs(phase.mean() - 0.5) < 0.02
+    np.testing.assert_allclose(np.exp(params["gamma"]), np.sqrt(1 - square), rtol=1e-4)
+    assert abs(float(jnp.var(params["C"])) * 4000 - 1) < 0.05
+    whole = srj.lru_init(jax.random.key(0), 3, 4000)
+    assert all(np.all(np.isfinite(v)) for v in whole.values())
+
+
+# ---- Learning ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["gilr", "hgrn", "min_gru", "min_lstm", "qrnn-ifo-2", "rg_lru", "lru"]
+)
+def test_layers_learn(name):
+    """One layer in each direction, and a matrix: the loss of a small problem falls."""
+    _, run = layer(name)
+    init = LAYERS[name][0]
+    keys = jax.random.split(jax.random.key(0), 4)
+    width = 3 if name == "lru" else 8
+    params = {
+        "forward": init(keys[0], 3, 8),
+        "backward": init(keys[1], 3, 8),
+        "out": jax.random.normal(keys[2], (2 * width, 1), jnp.float32) / 4,
+    }
+    x = jax.random.normal(keys[3], (32, 20, 3), jnp.float32)
+    fast, slow = (srj.scan(a, (1 - a) * x[..., :1]) for a in (0.5, 0.9))
+    target = (fast + srj.scan(0.8, 0.2 * x[..., 1:2], reverse=True) - slow)[..., 0]
+
+    def loss(params):
+        h = [run(params[k], x, reverse=k == "backward")[0] for k in ("forward", "backward")]
+        return jnp.mean(((jnp.concatenate(h, -1) @ params["out"])[..., 0] - target) ** 2)
+
+    @jax.jit
+    def descend(params, momentum):
+        value, grads = jax.value_and_grad(loss)(params)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        return value, jax.tree.map(lambda p, m: p - 0.05 * m, params, momentum), momentum
+
+    momentum = jax.tree.map(jnp.zeros_like, params)
+    first, params, momentum = descend(params, momentum)
+    for _ in range(120):
+        last, params, momentum = descend(params, momentum)
+    assert last < min(first, jnp.var(target)) / 1.5
+
+
+# ---- Errors --------------------------------------------------------------------------------------
+
+
+@every_layer
+def test_errors(name):
+    init, run, _, _ = LAYERS[name]
+    fn = run.__name__
+    make = f"{fn.removesuffix('_layer')}_init"
+    with pytest.raises(ValueError, match=f"{make}: hidden_size is 0, expected at least 1"):
+        init(jax.random.key(0), 3, 0)
+    params = init(jax.random.key(0), 3, 4)
+
+    def expect(error, text, x, *states, **options):
+        with pytest.raises(error, match=f"^{fn}: {text}"):
+            run(params, x, *states, **options)
+
+    x = np.zeros((2, 5, 3), "f")
+    expect(ValueError, r"x has shape \(2, 5\), expected \(\.\.\., T, 3\)", x[..., 0])
+    expect(ValueError, r"x has shape \(3,\), expected \(\.\.\., T, 3\)", x[0, 0])
+    expect(TypeError, "x has dtype float64, expected float32", x.astype("d"))
+    expect(ValueError, "axis is -1, expected one before the features", x, axis=-1)
+    expect(
+        ValueError,
+        r"[hc]0 has shape \(4, 2\), expected \(2, 4\)",
+        x,
+        np.zeros((4, 2), "complex64" if name.startswith("lru") else "f"),
+    )
+    expect(ValueError, "lengths has the value 6", x, lengths=[6, 0])
+
+
+@pytest.mark.parametrize(
+    ("text", "run"),
+    [
+        ("qrnn_init: window is 3, expected 1 or 2",
+         lambda key: srj.qrnn_init(key, 3, 4, window=3)),
+        ("qrnn_init: pooling is 'of', expected 'f', 'fo' or 'ifo'",
+         lambda key: srj.qrnn_init(key, 3, 4, pooling="of")),
+        ("qrnn_layer: zoneout is 2, expected 0 to 1",
+         lambda key: srj.qrnn_layer(srj.qrnn_init(key, 3, 4), np.zeros((2, 5, 3), "f"), zoneout=2)),
+        ("qrnn_layer: x0 was given, expected None for a window of 1",
+         lambda key: srj.qrnn_layer(
+             srj.qrnn_init(key, 3, 4), np.zeros((2, 5, 3), "f"), None, np.zeros((2, 3), "f"))),
+        (r"qrnn_layer: x0 has shape \(3,\), expected \(2, 3\)",
+         lambda key: srj.qrnn_layer(
+             srj.qrnn_init(key, 3, 4, window=2), np.zeros((2, 5, 3), "f"), None, np.zeros(3, "f"))),
+        ("rg_lru_init: min_decay is 0.9 and max_decay is 0.8, expected 0 < min_decay",
+         lambda key: srj.rg_lru_init(key, 3, 4, max_decay=0.8)),
+        ("lru_init: min_radius is 0.5 and max_radius is 0.4, expected 0 <= min_radius",
+         lambda key: srj.lru_init(key, 3, 4, min_radius=0.5, max_radius=0.4)),
+        ("lru_init: max_phase is -1, expected a positive number",
+         lambda key: srj.lru_init(key, 3, 4, max_phase=-1)),
+        ("lru_init: output_size is 0, expected at least 1",
+         lambda key: srj.lru_init(key, 3, 4, output_size=0)),
+    ],
+)  # fmt: skip
+def test_other_errors(text, run):
+    with pytest.raises(ValueError, match=text):
+        run(jax.random.key(0))
