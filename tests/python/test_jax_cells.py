@@ -3,6 +3,7 @@
 # ruff: noqa: E402, F811
 import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ from jax_helpers import (
     values,
     x64,  # noqa: F401
 )
+from scanrnn import _core
+from scanrnn.jax import _cell
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -485,6 +488,32 @@ def test_program_does_not_depend_on_the_number_of_steps(name):
     assert size(2**20) == size(2**10)
 
 
+@pytest.mark.parametrize("name", REAL)
+def test_lowering_for_cuda(rng, monkeypatch, name):
+    """The calls have the core's numbers of cell and options, and the workspace that it asks for."""
+    case, run, _, arrays = small(rng, name)
+    asked = []
+
+    def sizes(target, operands, results, *, device, **attributes):
+        asked.append((target, device, attributes["kind"], attributes["options"]))
+        assert _core.ffi_workspace_bytes(target, operands, results, device=-1, **attributes) >= 0
+        return 1000 + len(asked)
+
+    substitute = SimpleNamespace(ffi_workspace_bytes=sizes, checkpoint_rows=_core.checkpoint_rows)
+    monkeypatch.setattr(_cell, "_core", substitute)
+    gradient = jax.jit(jax.grad(loss_of(run), case.every))
+    text = gradient.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    row = next(row for row in _core.cell_table() if row["name"] == case.kernel)
+    targets, devices, kinds, options = zip(*asked, strict=True)
+    assert targets == ("scanrnn_cell_forward", "scanrnn_cell_backward")
+    assert (set(devices), set(kinds)) == ({0}, {row["kind"]})
+    assert len(options[0]) == len(row["options"])
+    assert options[0] == options[1]
+    for k, direction in enumerate(["forward", "backward"]):
+        (line,) = (r for r in text.splitlines() if f"@scanrnn_{case.kernel}_{direction}" in r)
+        assert f"tensor<{1001 + k}xui8>)" in line
+
+
 # ---- Numerics ------------------------------------------------------------------------------------
 
 
@@ -523,7 +552,9 @@ def test_min_lstm_with_gates_of_any_size(dtype):
     difference = (wide[0] - wide[1])[0, :, 0]
     with np.errstate(over="ignore"):
         want = 1 / (1 + np.exp(difference))
-    np.testing.assert_allclose(taken, want, rtol=1e-5 if dtype == "float32" else 1e-12, atol=1e-300)
+    np.testing.assert_allclose(
+        taken, want, rtol=1e-5 if dtype == "float32" else 1e-12, atol=float(np.finfo(dtype).tiny)
+    )
     run = partial(call, CASES["min_lstm"])
     gradient = jax.grad(loss_of(run), (0, 1, 2, 3))
     for g in (*gradient(f, i, v, h0), *jax.jvp(gradient, (f, i, v, h0), (f, i, v, h0))[1]):

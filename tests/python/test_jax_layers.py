@@ -38,6 +38,8 @@ LAYERS = {
     "lru": (srj.lru_init, srj.lru_layer, "lru", ""),
     "lru-wider": (partial(srj.lru_init, output_size=4), srj.lru_layer, "lru", ""),
     "sru": (srj.sru_init, srj.sru_layer, "sru", "u f r skip"),
+    "gilr_lstm": (srj.gilr_lstm_init, srj.gilr_lstm_layer, "qrnn-ifo", "z f o i"),
+    "s5": (srj.s5_init, srj.s5_layer, "lru", ""),
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
@@ -48,26 +50,35 @@ def layer(name, key=0, dtype=jnp.float64):
     hidden = 3 if name == "rg_lru-same" else 5
     params = init(jax.random.key(key), 3, hidden, dtype=dtype)
     noise = iter(jax.random.split(jax.random.key(key + 1), len(params)))
-    return {
-        k: v + jax.random.normal(next(noise), v.shape, dtype) / 5 if k != "weight" else v
-        for k, v in params.items()
-    }, run
+    for k, v in params.items():
+        more = jax.random.normal(next(noise), v.shape, dtype) / 5
+        params[k] = v + (jnp.abs(more) if k == "frequency" else more)
+    return params, run
 
 
 def initial(rng, name, N):
-    params, _ = layer(name)
-    hidden = params.get("weight", params.get("nu")).shape[-1]
-    return values(rng, N, hidden, dtype="complex128" if name.startswith("lru") else "float64")
+    """The states before the first step, as the layer's function takes them."""
+    wide = "complex128" if LAYERS[name][2] == "lru" else "float64"
+    sizes = {"qrnn-ifo-2": (5, 3), "gilr_lstm": (5, 5), "rg_lru-same": (3,)}.get(name, (5,))
+    return [values(rng, N, size, dtype=wide) for size in sizes]
 
 
-def by_hand(name, params, x, state, x0=None, **options):
-    """The layer out of its equations: (y, states)."""
+def by_hand(name, params, x, state, second=None, **options):
+    """The layer out of its equations: y and the recurrent states after the last steps."""
     _, _, cell, parts = LAYERS[name]
     case, parts = CASES[cell], parts.split()
     if cell == "lru":
         u = x @ (params["B"][:, 0] + 1j * params["B"][:, 1])
-        inputs = [u, params["nu"], params["theta"], jnp.exp(params["gamma"])]
-        h, final = loop(case, [*inputs, state], **options)
+        if name == "s5":
+            rate, gamma = jnp.exp(params["rate"]), 1
+            step = jnp.exp(params["step"])
+            exponent = -rate + 1j * params["frequency"]
+            nu, theta = jnp.log(rate * step), jnp.log(params["frequency"] * step)
+            u = (jnp.exp(exponent * step) - 1) / exponent * u
+        else:
+            nu, theta, gamma = params["nu"], params["theta"], jnp.exp(params["gamma"])
+        h, final = loop(case, [u, nu, theta, gamma * jnp.ones(5), state], **options)
+        h = 2 * h if name == "s5" else h
         y = jnp.real(h @ (params["C"][:, 0] + 1j * params["C"][:, 1]))
         D = params["D"]
         skip = x * D if D.ndim == 1 else x @ D
@@ -76,13 +87,20 @@ def by_hand(name, params, x, state, x0=None, **options):
             steps, n = np.arange(x.shape[1]), options["lengths"][:, None]
             valid = steps >= x.shape[1] - n if left else steps < n
             skip = jnp.where(valid[..., None], skip, 0)
-        return y + skip, final
+        return y + skip, [final]
     weight = params["weight"]
-    if cell.startswith("qrnn"):
+    carried = []
+    if name == "gilr_lstm":
+        products = jnp.tensordot(x, params["surrogate"], 1) + params["surrogate_bias"]
+        s, last = loop(CASES["gilr"], [*jnp.unstack(products, axis=-2), state], **options)
+        carried = [last]
+        before = shifted(s, state, **options)
+        products = jnp.tensordot(x, weight, 1) + jnp.tensordot(before, params["recurrent"], 1)
+        state = second
+    elif cell.startswith("qrnn"):
         products = jnp.tensordot(x, weight[0], 1)
         if len(weight) == 2:
-            before = shifted(x, x0, **options)
-            products = products + jnp.tensordot(before, weight[1], 1)
+            products = products + jnp.tensordot(shifted(x, second, **options), weight[1], 1)
     else:
         products = jnp.tensordot(x, weight, 1)
     products = products + params.get("bias", 0)
@@ -90,7 +108,8 @@ def by_hand(name, params, x, state, x0=None, **options):
     named |= {"x": x} if name == "rg_lru-same" else {}
     named |= {"bound": jnp.zeros(weight.shape[-1])} if cell == "hgrn" else {}
     named |= {n: params[n] for n in case.vectors if n in params}
-    return loop(case, [*(named[n] for n in case.names), state], **options)
+    h, final = loop(case, [*(named[n] for n in case.names), state], **options)
+    return h, [*carried, final]
 
 
 def shifted(x, x0, *, reset=None, **options):
@@ -105,81 +124,75 @@ def shifted(x, x0, *, reset=None, **options):
     return before
 
 
-def states_of(result):
-    """The recurrent state of a layer's second result."""
-    return result[0] if isinstance(result, tuple) else result
+def run_layer(name, params, x, *states, **options):
+    """The layer: y and its states as a list."""
+    y, final = LAYERS[name][1](params, x, *states, **options)
+    return y, [v for v in (final if isinstance(final, tuple) else [final]) if v is not None]
 
 
 @every_layer
 @pytest.mark.parametrize("where", ["plain", "lengths", "left-reverse", "packed-reset"])
 def test_values(rng, name, where):
-    params, run = layer(name)
+    params, _ = layer(name)
     options = SMALL[where]
     B, N = sizes(options, 2)
-    x, state = values(rng, B, 6, 3), initial(rng, name, N)
-    extra = [values(rng, N, 3)] if name == "qrnn-ifo-2" else []
-    y, final = run(params, x, state, *extra, **options)
-    want, last = by_hand(name, params, x, state, *extra, **options)
-    assert_close((y, states_of(final)), (want, last), 1e-12)
+    x, states = values(rng, B, 6, 3), initial(rng, name, N)
+    y, final = run_layer(name, params, x, *states, **options)
+    want, last = by_hand(name, params, x, *states, **options)
+    assert_close((y, final[: len(last)]), (want, last), 1e-12)
 
 
 @every_layer
 def test_pieces_and_steps(rng, name):
-    params, run = layer(name)
-    x, state = values(rng, 2, 11, 3), initial(rng, name, 2)
-    extra = [values(rng, 2, 3)] if name == "qrnn-ifo-2" else []
-    want, last = run(params, x, state, *extra)
-    rows, carried = [], (state, *extra)
+    params, _ = layer(name)
+    run = partial(run_layer, name, params)
+    x, states = values(rng, 2, 11, 3), initial(rng, name, 2)
+    want = run(x, *states)
+    rows, carried = [], states
     for i, j in itertools.pairwise([0, 6, 9, 10, 11]):
-        row, final = run(params, x[:, i:j], *carried)
-        carried = final if isinstance(final, tuple) else (final,)
-        carried = [c for c in carried if c is not None]
+        row, carried = run(x[:, i:j], *carried)
         rows.append(row)
-    assert_close((jnp.concatenate(rows, 1), carried[0]), (want, states_of(last)), 1e-12)
+    assert_close((jnp.concatenate(rows, 1), carried), want, 1e-12)
     # No batch axis; one that comes second; two.
-    alone, final = run(params, x[1], state[1], *(e[1] for e in extra))
-    assert_close((alone, states_of(final)), (want[1], states_of(last)[1]), 1e-12)
-    major, final = run(params, x.swapaxes(0, 1), state, *extra, axis=0)
-    assert_close((major.swapaxes(0, 1), states_of(final)), (want, states_of(last)), 1e-12)
-    more, _ = run(params, x[None], state[None], *(e[None] for e in extra))
-    assert_close(more[0], want, 1e-12)
+    assert_close(run(x[1], *(v[1] for v in states)), jax.tree.map(lambda v: v[1], want), 1e-12)
+    y, final = run(x.swapaxes(0, 1), *states, axis=0)
+    assert_close((y.swapaxes(0, 1), final), want, 1e-12)
+    y, final = run(x[None], *(v[None] for v in states))
+    assert_close((y[0], [v[0] for v in final]), want, 1e-12)
 
 
 @every_layer
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_reaches_nothing(rng, name, side):
     """Not even the gradients of weights, which are sums over all steps."""
-    params, run = layer(name)
+    params, _ = layer(name)
     lengths, steps = np.array([6, 2]), np.arange(6)
     valid = steps >= 6 - lengths[:, None] if side == "left" else steps < lengths[:, None]
     x = values(rng, 2, 6, 3)
-
-    def loss(params, x):
-        y, final = run(params, x, lengths=lengths, padding_side=side)
-        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.abs(states_of(final)))
-
+    run = partial(run_layer, name, lengths=lengths, padding_side=side)
     clean, spoilt = (np.where(valid[..., None], x, v) for v in (0, np.nan))
-    got, want = (jax.grad(loss, (0, 1))(params, v) for v in (spoilt, clean))
+    got, want = (jax.grad(partial(loss, run), (0, 1))(params, v) for v in (spoilt, clean))
     assert_close(got, want, 1e-14)
-    y, _ = run(params, spoilt, lengths=lengths, padding_side=side)
-    assert not np.any(np.asarray(y)[~valid])
+    assert not np.any(np.asarray(run(params, spoilt)[0])[~valid])
+
+
+def loss(run, *arrays):
+    y, final = run(*arrays)
+    return jnp.sum(jnp.sin(y)) + sum(jnp.sum(jnp.real(v) ** 2 + jnp.imag(v)) for v in final)
 
 
 @every_layer
 def test_gradients(rng, name):
-    params, run = layer(name)
-    x, state = values(rng, 2, 6, 3), initial(rng, name, 2)
-    extra = [values(rng, 2, 3)] if name == "qrnn-ifo-2" else []
-
-    def loss(run, params, x, state, *extra):
-        y, final = run(params, x, state, *extra)
-        final = states_of(final)
-        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.real(final) ** 2 + jnp.imag(final))
-
-    arrays = (params, x, state, *extra)
+    params, _ = layer(name)
+    arrays = (params, values(rng, 2, 6, 3), *initial(rng, name, 2))
     wanted = tuple(range(len(arrays)))
+    recurrent = 2 if name == "gilr_lstm" else 1
     got, want = (
-        jax.jit(jax.grad(partial(loss, f), wanted))(*arrays) for f in (run, partial(by_hand, name))
+        jax.jit(jax.grad(partial(loss, f), wanted))(*arrays)
+        for f in (
+            lambda *a: (lambda y, final: (y, final[:recurrent]))(*run_layer(name, *a)),
+            partial(by_hand, name),
+        )
     )
     assert_close(got, want)
 
@@ -190,10 +203,9 @@ def test_window_of_two_in_any_sequences(rng, reverse):
     for options in SMALL.values():
         options = options | {"reverse": reverse}
         B, N = sizes(options, 2)
-        x, state, x0 = values(rng, B, 6, 3), initial(rng, "qrnn-ifo-2", N), values(rng, N, 3)
-        y, (final, last) = run(params, x, state, x0, **options)
-        want, expected = by_hand("qrnn-ifo-2", params, x, state, x0, **options)
-        assert_close((y, final), (want, expected), 1e-12)
+        x, (c0, x0) = values(rng, B, 6, 3), initial(rng, "qrnn-ifo-2", N)
+        y, (final, last) = run(params, x, c0, x0, **options)
+        assert_close((y, [final]), by_hand("qrnn-ifo-2", params, x, c0, x0, **options), 1e-12)
         flags = {k: v for k, v in options.items() if k != "reset"}
         for n, (b, steps) in enumerate(reference.sequences(B, 6, **flags)):
             np.testing.assert_array_equal(last[n], x[b, steps[-1]] if steps else x0[n])
@@ -269,7 +281,7 @@ def test_initial_weights(name):
         assert abs(float(jnp.var(weight)) * 300 * window - 1) < 0.01
     for bias in (params.get("bias"), params.get("bias_f")):
         assert bias is None or not np.any(bias)
-    without = ("hgrn", "min_gru-no-bias", "lru", "lru-wider", "sru")
+    without = ("hgrn", "min_gru-no-bias", "lru", "lru-wider", "s5", "sru")
     assert ("bias" in params) == (name not in without)
 
 
@@ -300,14 +312,14 @@ def test_initial_ring_of_lru():
 
 
 @pytest.mark.parametrize(
-    "name", ["gilr", "hgrn", "min_gru", "min_lstm", "qrnn-ifo-2", "rg_lru", "lru"]
+    "name", ["gilr_lstm", "hgrn", "min_gru", "min_lstm", "qrnn-ifo-2", "rg_lru", "lru", "s5"]
 )
 def test_layers_learn(name):
     """One layer in each direction, and a matrix: the loss of a small problem falls."""
     _, run = layer(name)
     init = LAYERS[name][0]
     keys = jax.random.split(jax.random.key(0), 4)
-    width = 3 if name == "lru" else 8
+    width = 3 if name in ("lru", "s5") else 8
     params = {
         "forward": init(keys[0], 3, 8),
         "backward": init(keys[1], 3, 8),
@@ -357,9 +369,9 @@ def test_errors(name):
     expect(ValueError, "axis is -1, expected one before the features", x, axis=-1)
     expect(
         ValueError,
-        r"[hc]0 has shape \(4, 2\), expected \(2, 4\)",
+        r"[hcs]0 has shape \(4, 2\), expected \(2, 4\)",
         x,
-        np.zeros((4, 2), "complex64" if name.startswith("lru") else "f"),
+        np.zeros((4, 2), "complex64" if LAYERS[name][2] == "lru" else "f"),
     )
     expect(ValueError, "lengths has the value 6", x, lengths=[6, 0])
 
@@ -383,6 +395,8 @@ def test_errors(name):
          lambda key: srj.rg_lru_init(key, 3, 4, max_decay=0.8)),
         ("lru_init: min_radius is 0.5 and max_radius is 0.4, expected 0 <= min_radius",
          lambda key: srj.lru_init(key, 3, 4, min_radius=0.5, max_radius=0.4)),
+        ("s5_init: min_step is 0.2 and max_step is 0.1, expected 0 < min_step",
+         lambda key: srj.s5_init(key, 3, 4, min_step=0.2)),
         ("lru_init: max_phase is -1, expected a positive number",
          lambda key: srj.lru_init(key, 3, 4, max_phase=-1)),
         ("lru_init: output_size is 0, expected at least 1",

@@ -39,6 +39,8 @@ MODULES = {
     "QRNN": ({"pooling": "ifo", "activation": "relu"}, srj.qrnn_layer, {"activation": "relu"}),
     "RGLRU": ({"c": 2.0}, srj.rg_lru_layer, {"c": 2.0}),
     "LRU": ({"max_radius": 0.9}, srj.lru_layer, {}),
+    "GILRLSTM": ({"bias": False}, srj.gilr_lstm_layer, {}),
+    "S5": ({"min_step": 0.05}, srj.s5_layer, {}),
 }
 every_module = pytest.mark.parametrize("name", MODULES)
 
@@ -77,7 +79,7 @@ def test_values(nnx, rng, name, bidirectional):
     x = values(rng, 2, 9, 3)
     options = {"lengths": np.array([9, 4]), "padding_side": "left"}
     y, states = module(x, **options)
-    assert y.shape == (2, 9, (3 if name == "LRU" else 4) * module.directions)
+    assert y.shape == (2, 9, (3 if name in ("LRU", "S5") else 4) * module.directions)
     assert len(states) == 2 * module.directions
     assert_close((y, states), by_hand(name, module, x, [None] * len(states), **options), 1e-12)
     assert_close(module(x, states), by_hand(name, module, x, states), 1e-12)

@@ -939,9 +939,7 @@ def test_lowering_for_cuda_inside_of_shard_map(monkeypatch, mesh):
 def test_workspace_of_a_target():
     shape, state = (2, (2, 5, 3)), (2, (2, 3))
     absent = (2, (0,))
-    options = {
-        "reverse": False, "packed": False, "left_padded": False, "order": 0, "activation": 0,
-    }  # fmt: skip
+    options = {"reverse": False, "packed": False, "left_padded": False, "order": 0}
 
     def size(name, operands, results, **changes):
         return _core.ffi_workspace_bytes(

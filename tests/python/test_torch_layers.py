@@ -9,6 +9,7 @@ import scanrnn.torch as srt
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import prune  # noqa: F401 (nn.utils.prune)
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 from torch_helpers import OPTIONS, as_tensors, assert_gradients_match, gradients, leaf, size_of
 from torch_layers import layers_loop, parts_of, state_of
@@ -287,6 +288,23 @@ def test_products_are_not_copied(kind):
     with Log() as log:
         y.backward(weight)
     assert set(log.names) - views <= {"mm", "cell_backward", "sum"}, log.names
+
+
+@pytest.mark.parametrize("kind", ["MinGRU", "QRNN fo", "RGLRU", "HGRN"])
+def test_parametrised_weights(kind):
+    """Weight normalisation, pruning and weight dropout replace parameters by what they compute."""
+    module = layer(kind)
+    x = leaf(5, 2, 4)
+    want = run(module, x)
+    nn.utils.parametrizations.weight_norm(module, "weight_ih_l0")
+    torch.testing.assert_close(run(module, x), want)
+    run(module, x)[0].sum().backward()
+    assert module.parametrizations.weight_ih_l0.original0.grad.any()
+    module = layer(kind)
+    nn.utils.prune.l1_unstructured(module, "weight_ih_l0", 0.5)
+    y, _ = run(module, x)
+    assert y.isfinite().all()
+    assert (module.weight_ih_l0 == 0).double().mean() == pytest.approx(0.5, abs=0.05)
 
 
 # ---- W06: compilers ------------------------------------------------------------------------------

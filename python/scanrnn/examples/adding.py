@@ -54,7 +54,7 @@ def problem(batch: int, steps: int, generator: torch.Generator) -> tuple[Tensor,
     return torch.stack([numbers, marks], -1), (numbers * marks).sum(1)
 
 
-def train(steps: int, seed: int = 0, error: float = 0.003, seconds: float = 600) -> Adder:
+def train(steps: int, seed: int = 0, error: float = 0.005, seconds: float = 600) -> Adder:
     """Train on sequences that grow to this many steps, until the mean squared error is small.
 
     Args:

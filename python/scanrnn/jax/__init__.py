@@ -3,7 +3,8 @@
 `scan` and the cells (`sru`, `gilr`, `hgrn`, `min_gru`, `min_lstm`, `qrnn`, `rg_lru`, `lru`) are the
 differentiable versions of `scanrnn.scan` and of those in `scanrnn.cells`. Of every cell there are
 also one step for decoding (`sru_step`), and a layer with its parameters in a dictionary (`sru_init`
-and `sru_layer`). `scanrnn.jax.nnx` has the layers as Flax modules.
+and `sru_layer`); of `gilr_lstm` and `s5`, which are made of others, there is the layer alone.
+`scanrnn.jax.nnx` has the layers as Flax modules.
 """
 
 import importlib
@@ -35,6 +36,7 @@ def _register_handlers() -> None:
 
 _register_handlers()
 
+from ..cells import SequenceOptions  # noqa: E402
 from ._cells import (  # noqa: E402
     gilr,
     gilr_step,
@@ -51,12 +53,13 @@ from ._cells import (  # noqa: E402
     sru,
     sru_step,
 )
-from ._fused import SequenceOptions  # noqa: E402
 from ._layers import (  # noqa: E402
     Params,
     SruParams,
     gilr_init,
     gilr_layer,
+    gilr_lstm_init,
+    gilr_lstm_layer,
     hgrn_bounds,
     hgrn_init,
     hgrn_layer,
@@ -70,6 +73,8 @@ from ._layers import (  # noqa: E402
     qrnn_layer,
     rg_lru_init,
     rg_lru_layer,
+    s5_init,
+    s5_layer,
     sru_init,
     sru_layer,
 )
@@ -83,6 +88,8 @@ __all__ = [
     "gilr",
     "gilr_init",
     "gilr_layer",
+    "gilr_lstm_init",
+    "gilr_lstm_layer",
     "gilr_step",
     "hgrn",
     "hgrn_bounds",
@@ -109,6 +116,8 @@ __all__ = [
     "rg_lru_init",
     "rg_lru_layer",
     "rg_lru_step",
+    "s5_init",
+    "s5_layer",
     "scan",
     "sru",
     "sru_init",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, get_args
 
-from ._fused import SruActivation, activation_number
+from ..cells import SruActivation
+from ._fused import activation_number
 
 #: Arguments of `run`: the public function's name, the cell's in the core's table, its inputs in the
 #: table's order by their public names, the state before the first step, and the cell's options.

@@ -8,6 +8,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .._array.layout import PaddingSide
+from ..cells import Activation, SequenceOptions, SruActivation
 from ._arguments import (
     gilr_call,
     hgrn_call,
@@ -17,7 +18,7 @@ from ._arguments import (
     rg_lru_call,
     sru_call,
 )
-from ._fused import Activation, SequenceOptions, SruActivation, run, run_step
+from ._fused import run, run_step
 
 # ---- sru -----------------------------------------------------------------------------------------
 

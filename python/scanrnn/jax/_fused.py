@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from .. import _core
-from .._array.layout import PaddingSide
 from ._call import (
     REAL_DTYPES,
     Call,
@@ -31,22 +30,7 @@ from ._cell import ACCUMULATION, Arrays, Cell, Steps, absent, present
 from ._compose import ACTIVATIONS, COMPOSED
 from ._scan import SCAN
 
-Activation: TypeAlias = Literal["identity", "tanh", "relu", "silu", "sigmoid", "positive"]
-#: What SRU's kernels have.
-SruActivation: TypeAlias = Literal["identity", "tanh", "relu"]
-
 _TABLE = {row["name"]: row for row in _core.cell_table()}
-
-
-class SequenceOptions(TypedDict, total=False):
-    """Where the sequences of a call are, for all cells alike: see `scanrnn.jax.scan`."""
-
-    axis: int
-    reverse: bool
-    cu_seqlens: Any
-    lengths: Any
-    reset: Any
-    padding_side: PaddingSide
 
 
 # ---- Primitives ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from ..cells import Activation, SequenceOptions, SruActivation
 from ._arguments import (
     gilr_call,
     hgrn_call,
@@ -23,9 +24,9 @@ from ._arguments import (
 )
 from ._call import Call, as_array, check_call, check_state, expect_dtype
 from ._cell import Steps
-from ._fused import Activation, SequenceOptions, SruActivation, run
+from ._fused import run
 from ._lru import input_scale, run_lru
-from ._scan import previous_states
+from ._scan import previous_states, scan
 
 #: Parameters of a layer, a pytree: "weight" (input_size, parts, hidden_size), and more for some.
 Params: TypeAlias = dict[str, Array]
@@ -112,6 +113,22 @@ def _parts(params: Mapping[str, Any], products: Array) -> list[Array]:
     if "bias" in params:
         products = products + params["bias"]
     return list(jnp.unstack(products, axis=-2))
+
+
+def _shifted(
+    fn: str, x: Array, state: tuple[str, ArrayLike | None], options: SequenceOptions
+) -> tuple[Array, Array]:
+    """What comes before each step, the state at first, and what comes last in each sequence."""
+    call, steps = _steps(fn, x, options)
+    first = check_state(fn, *state, call)
+    if first is None:
+        first = jnp.zeros(call.state_shape, x.dtype)
+    whole, initial = call.whole(x), call.state(first).astype(x.dtype)
+    if steps.time == 0:
+        return x, call.unstate(initial)
+    before = previous_states(whole, initial, steps)
+    last = jnp.where(steps.empty(), initial, steps.at_last(whole))
+    return call.unwhole(before), call.unstate(last)
 
 
 # ---- SRU -----------------------------------------------------------------------------------------
@@ -554,7 +571,7 @@ def qrnn_layer(
     x, weight = _check_input(fn, x, params["weight"], options)
     products, last = jnp.tensordot(x, weight[0], 1), None
     if weight.shape[0] == 2:
-        before, last = _shifted(fn, x, x0, options)
+        before, last = _shifted(fn, x, ("x0", x0), options)
         products = products + jnp.tensordot(before, weight[1], 1)
     elif x0 is not None:
         raise ValueError(f"{fn}: x0 was given, expected None for a window of 1")
@@ -569,20 +586,93 @@ def qrnn_layer(
     return h, (final, last)
 
 
-def _shifted(
-    fn: str, x: Array, x0: ArrayLike | None, options: SequenceOptions
-) -> tuple[Array, Array]:
-    """The input before each step, and the last one of each sequence."""
-    call, steps = _steps(fn, x, options)
-    first = check_state(fn, "x0", x0, call)
-    if first is None:
-        first = jnp.zeros(call.state_shape, x.dtype)
-    whole, state = call.whole(x), call.state(first).astype(x.dtype)
-    if steps.time == 0:
-        return x, call.unstate(state)
-    before = previous_states(whole, state, steps)
-    last = jnp.where(steps.empty(), state, steps.at_last(whole))
-    return call.unwhole(before), call.unstate(last)
+# ---- GILR-LSTM -----------------------------------------------------------------------------------
+
+
+def gilr_lstm_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one GILR-LSTM layer.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output, and of each part of the state.
+        bias: whether there are biases.
+        dtype: of the parameters.
+
+    Returns:
+        "surrogate" (input_size, 2, hidden_size) for the forget gate and the impulse of the
+        surrogate; "weight" (input_size, 4, hidden_size) and "recurrent" (hidden_size, 4,
+        hidden_size) for the LSTM's candidate, forget, output and input gate, of the input and of
+        the surrogate; all uniform with variance 1 / (their first size). "surrogate_bias" and
+        "bias" likewise without the first axis, zeros.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    fn = "gilr_lstm_init"
+    keys = jax.random.split(key, 3)
+    params = _init(fn, keys[0], input_size, hidden_size, 4, bias, dtype)
+    params["recurrent"] = _uniform(keys[1], (hidden_size, 4, hidden_size), hidden_size, dtype)
+    params["surrogate"] = _uniform(keys[2], (input_size, 2, hidden_size), input_size, dtype)
+    if bias:
+        params["surrogate_bias"] = jnp.zeros((2, hidden_size), dtype)
+    return params
+
+
+def gilr_lstm_layer(
+    params: Params,
+    x: ArrayLike,
+    s0: ArrayLike | None = None,
+    c0: ArrayLike | None = None,
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, tuple[Array, Array]]:
+    """One GILR-LSTM layer: an LSTM whose gates see a linear surrogate of its state.
+
+        s_t = `gilr` of V x_t
+        z_t, f_t, o_t, i_t = W x_t + U s_{t-1}
+        c_t = sigmoid(f_t) * c_{t-1} + sigmoid(i_t) * tanh(z_t)
+        h_t = sigmoid(o_t) * c_t
+
+    Martin and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018,
+    section 3.3. The second recurrence is `qrnn`. See `sru_layer` for how to combine layers, and for
+    sequences in pieces: here the state is the pair of s and c.
+
+    Args:
+        params: from `gilr_lstm_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        s0: (..., hidden_size), the surrogate before the first step; None means zeros.
+            (N, hidden_size) with cu_seqlens.
+        c0: likewise, the LSTM's state.
+        options: as in `sru_layer`.
+
+    Returns:
+        (h, (sT, cT)): the outputs (..., T, hidden_size), and the states after the last steps in
+        s0's shape and the accumulation dtype.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "gilr_lstm_layer"
+    x, weight = _check_input(fn, x, params["weight"], options)
+    surrogate = jnp.tensordot(x, params["surrogate"], 1)
+    if "surrogate_bias" in params:
+        surrogate = surrogate + params["surrogate_bias"]
+    f, z = jnp.unstack(surrogate, axis=-2)
+    _, cell, inputs, (_, value), own = gilr_call(fn, f, z, s0, "tanh")
+    s, last = run(fn, cell, inputs, ("s0", value), own, **options)
+    before, _ = _shifted(fn, s, ("s0", s0), options)
+    products = jnp.tensordot(x, weight, 1) + jnp.tensordot(before, params["recurrent"], 1)
+    z, f, o, i = _parts(params, products)
+    h, final = run(*qrnn_call(fn, z, f, o, i, c0, "tanh"), **options)
+    return h, (last, final)
 
 
 # ---- RG-LRU --------------------------------------------------------------------------------------
@@ -670,6 +760,41 @@ def rg_lru_layer(
 # ---- LRU -----------------------------------------------------------------------------------------
 
 
+def _projections(
+    key: Array, input_size: int, hidden_size: int, output_size: int, dtype: DTypeLike
+) -> Params:
+    """B, C and D of a layer with complex states."""
+
+    def normal(key: Array, shape: tuple[int, ...], variance: float) -> Array:
+        return jax.random.normal(key, shape, dtype) * math.sqrt(variance)
+
+    keys = jax.random.split(key, 3)
+    same = output_size == input_size
+    skip, variance = ((input_size,), 1.0) if same else ((input_size, output_size), 1 / input_size)
+    return {
+        "B": normal(keys[0], (input_size, 2, hidden_size), 1 / (2 * input_size)),
+        "C": normal(keys[1], (hidden_size, 2, output_size), 1 / hidden_size),
+        "D": normal(keys[2], skip, variance),
+    }
+
+
+def _complex_input(
+    fn: str, params: Mapping[str, Any], x: Any, options: SequenceOptions
+) -> tuple[Array, Array]:
+    """x, and B x."""
+    x, weight = _check_input(fn, x, params["B"], options)
+    real, imaginary = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
+    return x, jax.lax.complex(real, imaginary)
+
+
+def _real_output(params: Mapping[str, Any], h: Array, x: Array) -> Array:
+    """Re(C h) + D x."""
+    real, imaginary = params["C"][:, 0], params["C"][:, 1]
+    skip = params["D"]
+    y = jnp.tensordot(h.real, real, 1) - jnp.tensordot(h.imag, imaginary, 1)
+    return y + (x * skip if skip.ndim == 1 else jnp.tensordot(x, skip, 1))
+
+
 def lru_init(
     key: Array,
     input_size: int,
@@ -713,26 +838,18 @@ def lru_init(
         )
     if not max_phase > 0:
         raise ValueError(f"{fn}: max_phase is {max_phase}, expected a positive number")
-    keys = jax.random.split(key, 5)
+    keys = jax.random.split(key, 3)
     tiny = float(np.finfo(np.dtype(dtype)).eps)  # so that no logarithm is infinite
     radius2, phase = (
         jax.random.uniform(k, (hidden_size,), dtype, tiny, 1 - tiny) for k in keys[:2]
     )
     nu = jnp.log(-0.5 * jnp.log(min_radius**2 + (max_radius**2 - min_radius**2) * radius2))
 
-    def normal(key: Array, shape: tuple[int, ...], variance: float) -> Array:
-        return jax.random.normal(key, shape, dtype) * math.sqrt(variance)
-
-    same = output_size == input_size
     return {
         "nu": nu,
         "theta": jnp.log(max_phase * phase),
         "gamma": jnp.log(input_scale(nu)),
-        "B": normal(keys[2], (input_size, 2, hidden_size), 1 / (2 * input_size)),
-        "C": normal(keys[3], (hidden_size, 2, output_size), 1 / hidden_size),
-        "D": normal(keys[4], (input_size,), 1)
-        if same
-        else normal(keys[4], (input_size, output_size), 1 / input_size),
+        **_projections(keys[2], input_size, hidden_size, output_size, dtype),
     }
 
 
@@ -763,11 +880,101 @@ def lru_layer(
         TypeError: a dtype is wrong.
     """
     fn = "lru_layer"
-    x, weight = _check_input(fn, x, params["B"], options)
-    real, imaginary = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
-    u, scale = jax.lax.complex(real, imaginary), jnp.exp(params["gamma"])
+    x, u = _complex_input(fn, params, x, options)
+    scale = jnp.exp(params["gamma"])
     h, final = run_lru(fn, u, params["nu"], params["theta"], scale, ("h0", h0), **options)
-    real, imaginary = params["C"][:, 0], params["C"][:, 1]
-    y = jnp.tensordot(h.real, real, 1) - jnp.tensordot(h.imag, imaginary, 1)
-    skip = params["D"]
-    return y + (x * skip if skip.ndim == 1 else jnp.tensordot(x, skip, 1)), final
+    return _real_output(params, h, x), final
+
+
+# ---- S5 ------------------------------------------------------------------------------------------
+
+
+def s5_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    output_size: int | None = None,
+    min_step: float = 0.001,
+    max_step: float = 0.1,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one S5 layer.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: complex numbers in the state.
+        output_size: features of the output; None means input_size.
+        min_step: smallest time step.
+        max_step: the largest one.
+        dtype: of the parameters, float32 or float64.
+
+    Returns:
+        "rate" and "frequency" (hidden_size,), log(1/2) and pi * n, which approximates the
+        eigenvalues of HiPPO-N (Gu et al., "On the Parameterization and Initialization of Diagonal
+        State Space Models", 2022); "step" (hidden_size,), logarithms of the time steps, uniform;
+        "B", "C" and "D" as in `lru_init`.
+
+    Raises:
+        ValueError: a size is below 1, or the steps are out of order.
+    """
+    fn = "s5_init"
+    output_size = input_size if output_size is None else output_size
+    _check_sizes(fn, input_size=input_size, hidden_size=hidden_size, output_size=output_size)
+    if not 0 < min_step <= max_step:
+        raise ValueError(
+            f"{fn}: min_step is {min_step} and max_step is {max_step}, expected "
+            "0 < min_step <= max_step"
+        )
+    key, own = jax.random.split(key)
+    low, high = math.log(min_step), math.log(max_step)
+    return {
+        "rate": jnp.full((hidden_size,), math.log(0.5), dtype),
+        "frequency": (math.pi * jnp.arange(hidden_size)).astype(dtype),
+        "step": jax.random.uniform(own, (hidden_size,), dtype, low, high),
+        **_projections(key, input_size, hidden_size, output_size, dtype),
+    }
+
+
+def s5_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    **options: Unpack[SequenceOptions],
+) -> tuple[Array, Array]:
+    """One S5 layer in diagonal form.
+
+        lambda = exp(Lambda * step),  Lambda = -exp(rate) + i * frequency
+        h_t = lambda * h_{t-1} + (lambda - 1) / Lambda * (B x_t)
+        y_t = 2 * Re(C h_t) + D x_t
+
+    Smith et al., "Simplified State Space Layers for Sequence Modeling", 2023, with zero-order hold;
+    one eigenvalue of each conjugate pair is kept, hence the factor 2. What the paper puts around it
+    (norm, gate, residual connection) is the caller's. See `sru_layer` for how to combine layers.
+
+    Args:
+        params: from `s5_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), complex, the states before the first step; None means zeros.
+            (N, hidden_size) with cu_seqlens.
+        options: as in `sru_layer`.
+
+    Returns:
+        (y, hT): the outputs (..., T, output_size), and the states after the last steps, complex in
+        h0's shape.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "s5_layer"
+    x, u = _complex_input(fn, params, x, options)
+    call, _ = _steps(fn, u, options)
+    state = check_state(fn, "h0", h0, call)
+    exponent = jax.lax.complex(-jnp.exp(params["rate"]), params["frequency"])
+    scaled = exponent * jnp.exp(params["step"])
+    h, final = scan(
+        jnp.exp(scaled), jnp.expm1(scaled) / exponent * u, state, return_final=True, **options
+    )
+    return _real_output(params, 2 * h, x), final

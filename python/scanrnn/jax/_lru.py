@@ -12,6 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .._array.layout import PaddingSide
+from ..cells import SequenceOptions
 from ._call import (
     Call,
     DType,
@@ -23,7 +24,6 @@ from ._call import (
     expect_shape,
 )
 from ._cell import Steps
-from ._fused import SequenceOptions
 from ._scan import SCAN
 
 #: What u may have, and the dtype of the parameters and of the states with it.

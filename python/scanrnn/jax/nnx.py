@@ -20,16 +20,16 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from ..cells import Activation, SequenceOptions, SruActivation
 from . import _layers
 from ._call import as_array
-from ._fused import Activation, SequenceOptions, SruActivation
 
 try:
     from flax import nnx
 except ImportError as error:
     raise ImportError("scanrnn.jax.nnx needs Flax: pip install flax") from error
 
-__all__ = ["GILR", "HGRN", "LRU", "QRNN", "RGLRU", "SRU", "MinGRU", "MinLSTM"]
+__all__ = ["GILR", "GILRLSTM", "HGRN", "LRU", "QRNN", "RGLRU", "S5", "SRU", "MinGRU", "MinLSTM"]
 
 _Module: Any = nnx.Module
 
@@ -608,5 +608,111 @@ class LRU(_Recurrent):
             min_radius=min_radius,
             max_radius=max_radius,
             max_phase=max_phase,
+            dtype=dtype,
+        )
+
+
+class GILRLSTM(_Recurrent):
+    """Layers of GILR-LSTM: see `scanrnn.jax.gilr_lstm_layer`. The state of a layer is a pair.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: features of the output of each direction.
+        num_layers: as in `SRU`.
+        bidirectional: as in `SRU`.
+        bias: whether there are biases.
+        dropout: as in `SRU`.
+        dtype: of the parameters.
+        rngs: as in `SRU`.
+
+    Raises:
+        ValueError: a size, a count or a probability is out of range.
+    """
+
+    _init = staticmethod(_layers.gilr_lstm_init)
+    _run = staticmethod(_layers.gilr_lstm_layer)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        dtype: DTypeLike = jnp.float32,
+        rngs: Any,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            hidden_size,
+            num_layers,
+            bidirectional,
+            dropout,
+            rngs,
+            bias=bias,
+            dtype=dtype,
+        )
+
+    def _layer(
+        self,
+        layer: int,
+        params: Any,
+        x: Array,
+        state: Any,
+        rngs: Any,
+        **options: Unpack[SequenceOptions],
+    ) -> tuple[Array, Any]:
+        return self._run(params, x, *(state or (None, None)), **options)
+
+
+class S5(_Recurrent):
+    """Layers of S5 in diagonal form, with complex states: see `scanrnn.jax.s5_layer`.
+
+    Args:
+        input_size: features of the input, and of the output of each direction.
+        hidden_size: complex numbers in the state of each direction.
+        num_layers: as in `SRU`.
+        bidirectional: as in `SRU`.
+        min_step: as in `scanrnn.jax.s5_init`.
+        max_step: as in `scanrnn.jax.s5_init`.
+        dropout: as in `SRU`.
+        dtype: of the parameters, float32 or float64.
+        rngs: as in `SRU`.
+
+    Raises:
+        ValueError: a size, a count, a probability or a step is out of range.
+    """
+
+    _init = staticmethod(_layers.s5_init)
+    _run = staticmethod(_layers.s5_layer)
+    _arguments = ()
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        min_step: float = 0.001,
+        max_step: float = 0.1,
+        dropout: float = 0.0,
+        dtype: DTypeLike = jnp.float32,
+        rngs: Any,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            input_size,
+            num_layers,
+            bidirectional,
+            dropout,
+            rngs,
+            output_size=input_size,
+            min_step=min_step,
+            max_step=max_step,
             dtype=dtype,
         )

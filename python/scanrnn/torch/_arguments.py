@@ -63,6 +63,8 @@ def one_dtype(fn: str, **tensors: Tensor) -> list[Tensor]:
     for name, t in tensors.items():
         require_tensor(fn, name, t)
     dtype = reference.dtype
+    if all(t.dtype is dtype for t in tensors.values()):
+        return [*tensors.values()]
     for name, t in tensors.items():
         if t.dtype != dtype:
             if not (autocast_applies(reference) and autocast_applies(t)):
@@ -128,6 +130,8 @@ class Layout:
             )
         if cu_seqlens is not None and lengths is not None:
             raise ValueError(f"{self.fn}: cu_seqlens and lengths are exclusive")
+        if cu_seqlens is lengths is reset is None:
+            return None, None, None, bool(reverse), padding_side == "left"
         shape = [n for i, n in enumerate(self.x.shape) if i != self.axis][:-1]
         time = self.x.shape[self.axis]
         cu_seqlens = index_tensor(self.fn, "cu_seqlens", cu_seqlens, self.x, time)

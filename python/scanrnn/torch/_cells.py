@@ -231,23 +231,20 @@ def _check_cell(
     D = width // (blocks * directions)
     if not separate:
         check_shape(fn, names[0], u, (B, T, blocks * directions * D))
-    full = (B, T, directions * D)
-    dtypes = (u.dtype,)
-    wide = (u.dtype, ACCUMULATION[u.dtype])
-    vectors = sum(cell.vector)
+    shapes = (B, T, directions * D), (D if separate else directions * sum(cell.vector) * D,)
+    dtypes = (u.dtype,), (u.dtype, ACCUMULATION[u.dtype])
     for j in range(1, len(names)):
-        t = inputs[j]
-        if cell.vector[j]:
-            check_dtype(fn, names[j], t, wide)
-            check_shape(fn, names[j], t, (D if separate else directions * vectors * D,))
-        else:
-            check_dtype(fn, names[j], t, dtypes)
-            check_shape(fn, names[j], t, full)
-        if t is None and cell.required[j] and _places(kind, blocks, directions)[0][j][0] == j:
-            raise TypeError(f"{fn}: {names[j]} is None, expected a torch.Tensor")
+        t, vector = inputs[j], cell.vector[j]
+        if t is None:
+            if cell.required[j] and _places(kind, blocks, directions)[0][j][0] == j:
+                raise TypeError(f"{fn}: {names[j]} is None, expected a torch.Tensor")
+        elif t.shape != shapes[vector] or t.dtype not in dtypes[vector]:
+            check_dtype(fn, names[j], t, dtypes[vector])
+            check_shape(fn, names[j], t, shapes[vector])
     N = check_sequences(fn, u, *sequences)
-    check_dtype(fn, "c0", c0, wide)
-    check_shape(fn, "c0", c0, (directions, N, D))
+    if c0 is not None:
+        check_dtype(fn, "c0", c0, dtypes[True])
+        check_shape(fn, "c0", c0, (directions, N, D))
     device = u.device
     for t in (*inputs, c0, *sequences):
         if t is not None and t.device != device:

@@ -115,6 +115,8 @@ def check_sequences(
 ) -> int:
     """Check the index tensors that go with x, (*batch, T, D), and return N."""
     *batch, T, _ = x.shape
+    if cu_seqlens is lengths is reset is None:
+        return batch[-1]
     check_dtype(fn, "lengths", lengths, _INDEX)
     check_shape(fn, "lengths", lengths, batch)
     check_dtype(fn, "reset", reset, (torch.bool, torch.uint8))

@@ -137,6 +137,7 @@ class Recurrent(nn.Module, Generic[StateT]):
 
     def _build(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         """Make and initialise the parameters."""
+        self._first = f"{next(iter(self._shapes(self.input_size)))}_l0"
         for layer in range(self.num_layers):
             for name, shape in self._shapes(self._features(layer)).items():
                 tensor = torch.empty(shape, device=device, dtype=dtype)
@@ -167,7 +168,8 @@ class Recurrent(nn.Module, Generic[StateT]):
 
     def _of(self, name: str, layer: int) -> Any:
         """A layer's parameter, None if there is none of that name."""
-        return self._parameters.get(f"{name}_l{layer}")
+        # Not from self._parameters: it may be parametrised, or replaced by a plain tensor.
+        return getattr(self, f"{name}_l{layer}", None)
 
     def _affine_shapes(self, blocks: int, features: int) -> dict[str, tuple[int, ...]]:
         """One matrix product for all gates and directions, its bias, the output's projection."""
@@ -389,7 +391,7 @@ class Recurrent(nn.Module, Generic[StateT]):
             raise ValueError(
                 f"{fn}: input has shape {tuple(input.shape)}, expected {self.input_size} features"
             )
-        dtype = next(p.dtype for p in self._parameters.values() if p is not None)
+        dtype = getattr(self, self._first).dtype
         if input.dtype != dtype and not autocast_applies(input):
             raise TypeError(
                 f"{fn}: input has dtype {name_of(input.dtype)}, expected {name_of(dtype)} "
@@ -420,18 +422,22 @@ class Recurrent(nn.Module, Generic[StateT]):
             x = self._swap(without_padding(self._swap(x), lengths, padding_side == "left"))
         N = x.shape[batch_axis] if cu_seqlens is None else len(cu_seqlens) - 1
         without_batch = single and cu_seqlens is None
-        self._check_states(states, () if without_batch else (N,))
-        if without_batch:
-            states = [None if s is None else s.unsqueeze(1) for s in states]
-        nothing: Sequence[OptTensor] = (None,) * self.num_layers
-        by_part = [nothing if s is None else self._by_layer(i, s) for i, s in enumerate(states)]
+        shares: Sequence[tuple[OptTensor, ...]] = [(None,) * len(states)] * self.num_layers
+        if states[0] is not None:  # then there are all
+            self._check_states(states, () if without_batch else (N,))
+            by_part = [
+                self._by_layer(i, s.unsqueeze(1) if without_batch else s)
+                for i, s in enumerate(states)
+                if s is not None
+            ]
+            shares = [*zip(*by_part, strict=True)]
 
         options = (cu_seqlens, lengths, reset, False, padding_side == "left")
         finals = []
         for layer in range(self.num_layers):
             if layer > 0:
                 x = self._drop(x, cu_seqlens)
-            x, final = self._layer(layer, x, tuple(part[layer] for part in by_part), options)
+            x, final = self._layer(layer, x, shares[layer], options)
             finals.append(final)
         h_n = [self._join(i, part) for i, part in enumerate(zip(*finals, strict=True))]
         return (

@@ -115,14 +115,14 @@ def _cell(
     given = {}
     for (name, t), required in zip(full.items(), _cells.CELLS[kind].required, strict=False):
         if required or t is not None:
-            require_tensor(fn, name, t)
             given[name] = t
     first = next(iter(full))
     arrays = one_dtype(fn, **given)
     u = arrays[0]
     check_dtype(fn, first, u, REAL)
     for name, t in zip(given, arrays, strict=True):
-        check_shape(fn, name, t, u.shape)
+        if t.shape != u.shape:
+            check_shape(fn, name, t, u.shape)
     layout = Layout(fn, first, u, axis)
     *sequences, reverse, left_padded = layout.sequences(
         reverse, cu_seqlens, lengths, reset, padding_side
@@ -238,7 +238,9 @@ def sru(
     Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018, with v = 0.
 
     Args:
-        u: candidates W x, (B, T, D) by default. See the module for what all cells have in common.
+        u: candidates W x, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
+            default. float16, bfloat16, float32 or float64, with any strides; all inputs share shape
+            and dtype.
         f: forget gates before bias and sigmoid.
         r: reset (highway) gates before bias and sigmoid.
         skip: highway input; None means zeros.
@@ -372,12 +374,13 @@ def gilr(
         f'_t = sigmoid(f_t)
         h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
 
-    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018,
-    section 3.2. The same as f-pooling of the QRNN.
+    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018. The
+    same as f-pooling of the QRNN.
 
     Args:
-        f: forget gates before the sigmoid, (B, T, D) by default. See the module for what all cells
-            have in common.
+        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
+            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
+            all inputs share shape and dtype.
         z: impulses before g.
         h0: states before the first step; None means zeros.
         activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (x + 1/2 for
@@ -494,12 +497,13 @@ def hgrn(
         f'_t = bound + (1 - bound) * sigmoid(f_t)
         h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
 
-    Qin et al., "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", 2023,
-    equations 2-6 in their real form.
+    Qin et al., "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", 2023, in its
+    real form.
 
     Args:
-        f: forget gates before the sigmoid, (B, T, D) by default. See the module for what all cells
-            have in common.
+        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
+            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
+            all inputs share shape and dtype.
         z: candidates before g.
         bound: (D,), lower bounds of the gates, from 0 to 1 (the values are not checked), in f's
             dtype or its accumulation dtype; None means zeros.
@@ -619,8 +623,9 @@ def min_gru(
     "positive", and applies g to h0 as well; here h0 is the state itself.
 
     Args:
-        z: update gates before the sigmoid, (B, T, D) by default. See the module for what all cells
-            have in common.
+        z: update gates before the sigmoid, (batch..., channel) with the time axis inserted at
+            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
+            all inputs share shape and dtype.
         v: candidates before g.
         h0: states before the first step; None means zeros.
         activation: g, as in `gilr`.
@@ -740,8 +745,9 @@ def min_lstm(
     log-space form has g "positive", and applies g to h0 as well; here h0 is the state itself.
 
     Args:
-        f: forget gates before the sigmoid, (B, T, D) by default. See the module for what all cells
-            have in common.
+        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
+            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
+            all inputs share shape and dtype.
         i: input gates before the sigmoid.
         v: candidates before g.
         h0: states before the first step; None means zeros.
@@ -869,8 +875,9 @@ def qrnn(
     +inf keeps its state in that step (zoneout): c_t = c_{t-1} with f-pooling and fo-pooling.
 
     Args:
-        z: candidates before g, (B, T, D) by default. See the module for what all cells have in
-            common.
+        z: candidates before g, (batch..., channel) with the time axis inserted at `axis`: (B, T, D)
+            by default. float16, bfloat16, float32 or float64, with any strides; all inputs share
+            shape and dtype.
         f: forget gates before the sigmoid.
         o: output gates before the sigmoid.
         i: input gates before the sigmoid, not without o.
@@ -1012,7 +1019,9 @@ def rg_lru(
     published: gradients are finite for a = 1 too.
 
     Args:
-        x: inputs, (B, T, D) by default. See the module for what all cells have in common.
+        x: inputs, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by default.
+            float16, bfloat16, float32 or float64, with any strides; all inputs share shape and
+            dtype.
         r: recurrence gates before the sigmoid.
         i: input gates before the sigmoid.
         lam: (D,), the decay rates before softplus, in x's dtype or its accumulation dtype.
@@ -1135,7 +1144,7 @@ def lru(
         lambda = exp(-exp(nu) + i exp(theta))
         h_t = lambda * h_{t-1} + gamma * u_t
 
-    Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", 2023, equation 7.
+    Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", 2023, section 3.
     |lambda| < 1 for every nu. It is `scan` with gates broadcast over batch and time: only lambda, h
     and h0 are saved. Complex gradients follow PyTorch's convention.
 

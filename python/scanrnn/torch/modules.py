@@ -147,7 +147,8 @@ class SRU(Recurrent[Tensor]):
         if self.uses_input_as_highway(x.shape[-1]):
             skip = x.to(products.dtype)
             skip = self._swap(skip if self.highway_scale == 1 else skip * self.highway_scale)
-        bias = state_dtype(self._fn, "bias", self._of("bias_ih", layer), products)
+        bias = self._of("bias_ih", layer) if self.bias else None
+        bias = state_dtype(self._fn, "bias", bias, products)
         blocks = products.shape[-1] // (self._directions * self.hidden_size)
         inputs = (self._swap(products), None, None, skip, bias)
         h, final = self._cell("sru", inputs, states[0], options, [self._activation], blocks)
@@ -582,7 +583,8 @@ class RGLRU(Recurrent[Tensor]):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self._of("weight_ih", layer) is not None:
             x = F.linear(x, self._of("weight_ih", layer), self._of("bias_ih", layer))
-        weights, biases = self._of("weight_gate", layer), self._of("bias_gate", layer)
+        weights = self._of("weight_gate", layer)
+        biases = self._of("bias_gate", layer) if self.bias else None
         _, blocks, block, _ = weights.shape
         parts = x.reshape(-1, blocks, block).transpose(0, 1)
         gates = []
@@ -765,8 +767,8 @@ class GILRLSTM(Recurrent[tuple[Tensor, Tensor]]):
         c_t = f_t * c_{t-1} + i_t * z_t
         h_t = o_t * c_t
 
-    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018, section
-    3.3. Two scans: `scanrnn.torch.gilr` for the surrogate s, and `scanrnn.torch.qrnn`'s ifo-pooling
+    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018. Two
+    scans: `scanrnn.torch.gilr` for the surrogate s, and `scanrnn.torch.qrnn`'s ifo-pooling
     for c. The state is the pair (s, c). See the module for what all layers have in common.
 
     Args:
@@ -914,15 +916,17 @@ class _Diagonal(Recurrent[Tensor]):
         rows = torch.view_as_real(weight_b).transpose(-1, -2).flatten(0, 1)
         products = self._swap(F.linear(x, rows))
         u = torch.view_as_complex(products.to(rows.dtype).unflatten(-1, (-1, 2)))
-        weights = self._of("weight_c", layer) * lam.real.new_tensor([1.0, -1.0])
+        # Re(C h) as a real product: of the conjugate's real and imaginary parts.
+        real, imaginary = self._of("weight_c", layer).unbind(-1)
+        weights = torch.stack([real, -imaginary], -1)
         outputs, finals = [], []
         shares = [(lam, 0), (u, -1), (weights, 0)]
         parts = zip(*(t.chunk(self._directions, axis) for t, axis in shares), strict=True)
         for d, (a, part, weight) in enumerate(parts):
             h0 = None if states[0] is None else state_dtype(self._fn, "hx", states[0][d], u)
             h, final = scan(a[None, None], part, h0, *options[:3], d == 1, options[4])
-            real = self._swap(torch.view_as_real(h).flatten(-2))
-            outputs.append(F.linear(real, self._output_scale * weight.flatten(1)))
+            flat = self._swap(torch.view_as_real(h).flatten(-2))
+            outputs.append(F.linear(flat, self._output_scale * weight.flatten(1)))
             finals.append(final)
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         through = self._of("weight_d", layer)
@@ -1056,9 +1060,9 @@ class S5(_Diagonal):
 
     Smith et al., "Simplified State Space Layers for Sequence Modeling", 2023, in its diagonal form
     with zero-order hold, one eigenvalue of each conjugate pair being kept (hence the factor 2).
-    Lambda is initialised as -1/2 + i pi n, n = 0 ... state_size - 1, which approximates the
-    eigenvalues of HiPPO-N (Gu et al., "On the Parameterization and Initialization of Diagonal State
-    Space Models", 2022, S4D-Lin). The state and everything else is as in `LRU`.
+    Lambda is initialised as -1/2 + i pi n, n = 0 ... state_size - 1 (S4D-Lin in Gu et al., "On the
+    Parameterization and Initialization of Diagonal State Space Models", 2022). The state and
+    everything else is as in `LRU`.
 
     Args:
         input_size: features of the input.
