@@ -1,4 +1,4 @@
-"""The CPU benchmark: the scan and the SRU against a streaming loop of the same bytes, and peers.
+"""The CPU benchmark: the scan and the cells against a streaming loop of the same bytes, and peers.
 
     python tests/bench/cpu.py                 everything, as Markdown on standard output
     python tests/bench/cpu.py scan memory     only these sections
@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 import scanrnn
+from cells import CELLS, LAYERS, RANGES
 from scanrnn import _core
 from scanrnn.cells import sru, sru_vjp
 
@@ -47,24 +48,29 @@ BUDGET = 1.0  # seconds for each contender of a row, and at least three rounds i
 CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3, "complex64": 4, "complex128": 5}
 
 Call = Callable[[], Any]
+Pass = tuple[list[Any], list[Any]]  # arrays that are read, and arrays that are written
 
 
 # ---- Measuring ---------------------------------------------------------------------------------
 
 
-def times(calls: dict[str, Call]) -> dict[str, float]:
-    """Median seconds of each call. They take turns; slow ones drop out when their time is spent."""
+def times(calls: dict[str, Call], part: float = 1) -> dict[str, float]:
+    """Median seconds of each call. They take turns; slow ones drop out when their time is spent.
+
+    Their time is this part of BUDGET.
+    """
+    budget = part * BUDGET
     taken: dict[str, list[float]] = {}
     for name, call in calls.items():
         first = seconds(call)
         # A call that is slow enough needs no warm-up, and its first time is not wasted.
-        taken[name] = [first] if first > BUDGET else []
+        taken[name] = [first] if first > budget else []
     order, shuffle = list(calls.items()), random.Random(0).shuffle
     for _ in range(25):
         shuffle(order)  # so that none profits from the one before it more than the others
         for name, call in order:
             done = taken[name]
-            if (len(done) < 3 and sum(done) < 3 * BUDGET) or sum(done) < BUDGET:
+            if (len(done) < 3 and sum(done) < 3 * budget) or sum(done) < budget:
                 done.append(seconds(call))
     return {name: median(done) for name, done in taken.items()}
 
@@ -120,15 +126,21 @@ def empty(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
     return whole[start : start + size].view(dtype).reshape(shape)
 
 
-def filled(shape: tuple[int, ...], dtype: Any = np.float32, low: float = -1, seed: int = 0) -> Any:
-    """Uniform random numbers from low to 1."""
+def filled(
+    shape: tuple[int, ...],
+    dtype: Any = np.float32,
+    low: float = -1,
+    seed: int = 0,
+    high: float = 1,
+) -> Any:
+    """Uniform random numbers from low to high."""
     dtype = np.dtype(dtype)
     real = {"complex64": np.float32, "complex128": np.float64}.get(dtype.name, dtype)
     array = empty(shape, dtype)
     flat = array.view(real).reshape(-1)
     rng = np.random.default_rng(seed)
     for part in np.array_split(flat, max(1, flat.size >> 24)):
-        part[:] = rng.uniform(low, 1, part.size).astype(real)
+        part[:] = rng.uniform(low, high, part.size).astype(real)
     return array
 
 
@@ -169,7 +181,7 @@ class Loops:
         )  # fmt: skip
         assert done, "stream.cpp lacks this number of arrays"
 
-    def streams(self, *passes: tuple[list[Any], list[Any]]) -> dict[str, Call]:
+    def streams(self, *passes: Pass) -> dict[str, Call]:
         """Passes over memory, one after the other: outputs written to and new, both stores."""
 
         def call(new: bool, past_caches: bool) -> list[Any]:
@@ -257,6 +269,62 @@ def scan_calls(a: Any, x: Any, axis: int = -2) -> dict[str, Call]:
         "both out": both_out,
         "both new": both_new,
     }
+
+
+def cell_calls(name: str, shape: tuple[int, ...]) -> tuple[Call, Call, Pass, Pass]:
+    """A cell's forward call and both, outputs written to, and what the two passes read and write.
+
+    The public functions have no out=, so these call what they call.
+    """
+    cell = CELLS[name]
+    row = next(row for row in _core.cell_table() if row["name"] == cell.core)
+    options = [cell.options.get(o["name"], o["default"]) for o in row["options"]]
+
+    def random(shape: tuple[int, ...], kinds: Any) -> list[Any]:
+        ranges = [RANGES[kind] for kind in kinds]
+        return [filled(shape, low=v[0], high=v[1], seed=i) for i, v in enumerate(ranges)]
+
+    def flat(array: Any) -> Any:
+        strides = tuple(s // array.itemsize for s in array.strides)
+        return array.ctypes.data, CODES[array.dtype.name], array.shape, strides, -1
+
+    def described(arrays: list[Any]) -> list[Any]:
+        inputs = [*map(flat, arrays)]
+        return inputs + [None] * (len(row["inputs"]) - len(inputs))
+
+    arrays, vectors = random(shape, cell.arrays.values()), random(shape[-1:], cell.vectors.values())
+    gradients = [empty(v.shape) for v in arrays + vectors]
+    out, dout = empty(shape), filled(shape, seed=9)
+    state_is_output = row["state_is_output"]
+    checkpoints = empty((_core.checkpoint_rows(shape[0], shape[1], shape[0]), shape[-1]))
+    saved = out if state_is_output else checkpoints
+
+    def forward(keep: bool = False) -> None:
+        rest = flat(checkpoints) if keep and not state_is_output else None
+        inputs = described(arrays + vectors)
+        _core.cell_forward(row["kind"], inputs, None, flat(out), None, rest, options)
+
+    def both() -> None:
+        forward(keep=True)
+        inputs, dinputs = described(arrays + vectors), described(gradients)
+        _core.cell_backward(
+            row["kind"], inputs, None, flat(saved), flat(dout), None, dinputs, None, options
+        )
+
+    forward()
+    check(out, getattr(scanrnn.cells, cell.function or name)(*arrays, *vectors))
+    read = [*arrays, dout, out] if state_is_output else [*arrays, dout]
+    return forward, both, (arrays, [out]), (read, gradients[: len(arrays)])
+
+
+def layer_call(layer: Any, x: Any) -> Call:
+    """A layer's output and gradients, for an output of x's shape."""
+
+    def both() -> None:
+        layer.zero_grad()
+        layer(x)[0].backward(x)
+
+    return both
 
 
 def numpy_loop(a: Any, x: Any) -> Call:
@@ -449,6 +517,57 @@ def section_sru(report: Report, loops: Loops, quick: bool) -> None:
         )  # fmt: skip
 
 
+def section_cells(report: Report, loops: Loops, quick: bool) -> None:
+    """Every cell against its traffic and the scan's, and every layer against torch.nn.GRU."""
+    import scanrnn.torch as srt
+    import torch
+
+    report(
+        "\nCells, float32, outputs written to; ms, and share of the streaming loop that reads and "
+        "writes as many arrays; by the scan's share (goal 0.5)\n"
+    )
+    table = Table(
+        report, "B, T, D", "cell", "forward: stream", "cell", "share", "by the scan's",
+        "with backward: stream", "cell", "share", "by the scan's",
+    )  # fmt: skip
+    for shape in [(2, 64, 32)] if quick else [(8, 4096, 512), (1, 65536, 256)]:
+        a, x = gates(shape), filled(shape)
+        h, da, dx = (empty(shape) for _ in range(3))
+        scan = scan_calls(a, x)
+        measured = {
+            "scan": (scan["scan out"], scan["both out"], ([a, x], [h]), ([a, h, x], [da, dx]))
+        }
+        shares: dict[str, list[float]] = {}
+        for name in ("scan", *CELLS):
+            forward, both, *passes = measured.get(name) or cell_calls(name, shape)
+            calls: dict[str, Call] = {"forward": forward, "both": both}
+            calls |= {f"f {n}": c for n, c in loops.streams(passes[0]).items()}
+            calls |= {f"b {n}": c for n, c in loops.streams(*passes).items()}
+            t = times({n: c for n, c in calls.items() if " new " not in n}, 0.3)
+            streams = fastest(t, "f stream"), fastest(t, "b stream")
+            pairs = [*zip(streams, (t["forward"], t["both"]), strict=True)]
+            shares[name] = [stream / call for stream, call in pairs]
+            cells: list[str] = []
+            for (stream, call), share, own in zip(pairs, shares[name], shares["scan"], strict=True):
+                cells += [ms(stream), ms(call), f"{share:.2f}"]
+                cells.append("-" if name == "scan" else f"**{share / own:.2f}**")
+            table.row(", ".join(map(str, shape)), name, *cells)
+
+    B = 2 if quick else 8
+    report(
+        f"\nLayers of D units on D inputs, float32, forward + backward, B = {B}: torch.nn.GRU's "
+        "time / the layer's (goal: more than 1)\n"
+    )
+    table = Table(report, "T, D", "torch.nn.GRU, ms", *LAYERS)
+    for T, D in [(32, 16)] if quick else [(T, D) for T in (128, 1024) for D in (64, 256, 512)]:
+        tensor = torch.from_numpy(filled((B, T, D)))
+        layers = {"gru": torch.nn.GRU(D, D, batch_first=True)}
+        for name, (layer, options) in LAYERS.items():
+            layers[name] = getattr(srt, layer)(D, D, batch_first=True, **options)
+        t = times({name: layer_call(layer, tensor) for name, layer in layers.items()}, 0.3)
+        table.row(f"{T}, {D}", ms(t["gru"]), *(faster(t["gru"], t[name]) for name in LAYERS))
+
+
 def section_short(report: Report, loops: Loops, quick: bool) -> None:
     """Short, small and thin work: never slower than the serial loop."""
     import scanrnn.torch as srt
@@ -467,22 +586,14 @@ def section_short(report: Report, loops: Loops, quick: bool) -> None:
         a, x = gates(shape), filled(shape)
 
         tensor = torch.from_numpy(x)
-
-        def layer(module: Any, tensor: Any = tensor) -> Call:
-            def both() -> Any:
-                module.zero_grad()
-                module(tensor)[0].backward(tensor)
-
-            return both
-
         D = shape[-1]
         t = times(
             {
                 "loop, 1 thread": partial(loops.plain, a, x, True, 1),
                 "loop, all threads": partial(loops.plain, a, x, True, threads()),
                 "scan": scan_calls(a, x)["both new"],
-                "gru": layer(torch.nn.GRU(D, D, batch_first=True)),
-                "sru": layer(srt.SRU(D, D, batch_first=True)),
+                "gru": layer_call(torch.nn.GRU(D, D, batch_first=True), tensor),
+                "sru": layer_call(srt.SRU(D, D, batch_first=True), tensor),
             }
         )
         loop = fastest(t, "loop")

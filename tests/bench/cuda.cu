@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA benchmark: the scan and the SRU on the device, beside a streaming kernel that moves the
-// same bytes. Run it with --help for its options.
+// The CUDA benchmark: the scan and the cells on the device, beside a streaming kernel that moves
+// the same bytes. Run it with --help for its options.
 //
 // Time: CUDA events around one call, medians over rounds in which the call and the streaming
 // kernels take turns. Before each a buffer of several times the L2 cache is written, so nothing
@@ -21,6 +21,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -132,10 +133,11 @@ __device__ float uniform(std::uint64_t index, std::uint32_t seed) {
   return static_cast<float>((z ^ (z >> 31)) >> 40) * 0x1p-24f;
 }
 
-enum class Fill { values, gates, preactivations };
+enum class Fill { values, gates, preactivations, rates };
 
 /// Values from (-1, 1); gates from (0.8, 1), with any angle if complex; pre-activations from
-/// (-2, 4), whose sigmoid is 0.12 to 0.98.
+/// (-2, 4), whose sigmoid is 0.12 to 0.98; rates from (-8, -4), of which RG-LRU makes gains of 0.86
+/// to 0.997 where its gate is open.
 template <class T>
 __global__ void fill(T* to, int64_t count, Fill what, std::uint32_t seed) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -144,6 +146,7 @@ __global__ void fill(T* to, int64_t count, Fill what, std::uint32_t seed) {
     const float u = uniform(i, 2 * seed), v = uniform(i, 2 * seed + 1);
     double2 value{2 * u - 1, 2 * v - 1};
     if (what == Fill::preactivations) value = {6 * u - 2, 0};
+    if (what == Fill::rates) value = {4 * u - 8, 0};
     if (what == Fill::gates) {
       value = {0.8f + 0.2f * u, 0};
       if (is_complex<T>) value = {value.x * cospif(2 * v), value.x * sinpif(2 * v)};
@@ -215,7 +218,6 @@ class Series {
 double2 operator+(double2 a, double2 b) { return {a.x + b.x, a.y + b.y}; }
 double2 operator*(double2 a, double2 b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
 double2 conj(double2 a) { return {a.x, -a.y}; }
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 /// The largest difference from what is right, relative to the largest value.
 class Deviation {
@@ -272,68 +274,261 @@ double error_of(const scanrnn::ScanBackward& call) {
   return std::max(da.relative(), dx.relative());
 }
 
-using scanrnn::SruCell;
-using SruForward = scanrnn::CellForward<SruCell>;
-using SruBackward = scanrnn::CellBackward<SruCell>;
+/// A number and its derivatives by every input of a cell (forward-mode differentiation).
+struct Dual {
+  double value = 0;
+  std::array<double, scanrnn::kMaxInputs> slopes{};
 
-// Both directions of the SRU with the identity as its activation, for whole channels: the gradients
-// of the biases are sums over the batch.
-double error_of(const SruForward& forward, const SruBackward* backward) {
-  const ConstArray<3>(&in)[SruCell::inputs] = forward.in;
-  const int64_t B = in[0].shape[0], T = in[0].shape[1], D = in[0].shape[2];
-  Deviation h, du, dforget, dreset, dskip;
+  Dual(double constant = 0) : value(constant) {}
+  static Dual variable(double value, int input) {
+    Dual result(value);
+    result.slopes[input] = 1;
+    return result;
+  }
+  /// A function's value here, with the derivatives left * this + right * other.
+  Dual chain(double result, double left, const Dual& other = {}, double right = 0) const {
+    Dual dual(result);
+    for (size_t i = 0; i < slopes.size(); ++i)
+      dual.slopes[i] = left * slopes[i] + right * other.slopes[i];
+    return dual;
+  }
+};
+
+Dual operator+(const Dual& a, const Dual& b) { return a.chain(a.value + b.value, 1, b, 1); }
+Dual operator-(const Dual& a, const Dual& b) { return a.chain(a.value - b.value, 1, b, -1); }
+Dual operator*(const Dual& a, const Dual& b) {
+  return a.chain(a.value * b.value, b.value, b, a.value);
+}
+Dual operator/(const Dual& a, const Dual& b) {
+  return a.chain(a.value / b.value, 1 / b.value, b, -a.value / (b.value * b.value));
+}
+Dual sigmoid(const Dual& a) {
+  const double y = 1 / (1 + std::exp(-a.value));
+  return a.chain(y, y * (1 - y));
+}
+Dual tanh(const Dual& a) {
+  const double y = std::tanh(a.value);
+  return a.chain(y, 1 - y * y);
+}
+Dual exp(const Dual& a) {
+  const double y = std::exp(a.value);
+  return a.chain(y, y);
+}
+Dual expm1(const Dual& a) { return a.chain(std::expm1(a.value), std::exp(a.value)); }
+Dual log1p(const Dual& a) { return a.chain(std::log1p(a.value), 1 / (1 + a.value)); }
+Dual sqrt(const Dual& a) {
+  const double y = std::sqrt(a.value);
+  return a.chain(y, 0.5 / y);
+}
+
+/// The map of one step, c = a c_{t-1} + x.
+struct Step {
+  Dual a, x;
+};
+Step gated(const Dual& keep, const Dual& candidate) { return {keep, (1 - keep) * candidate}; }
+
+// What is measured of each cell: its name in the table, its options, what its inputs are filled
+// with (in the cell's order; those of `absent` aren't given), its paper's equations, and the share
+// that is wanted.
+
+struct CellCase {
+  static constexpr double goal = 0.85;
+  static constexpr unsigned absent = 0;
+  template <class Cell>
+  static void set(Cell&) {}
+  static Dual output(const Dual*, const Dual& c) { return c; }
+};
+
+struct Sru : CellCase {
+  using Cell = scanrnn::SruCell;
+  static constexpr const char* name = "sru";
+  static constexpr double goal = 0.9;
+  static constexpr Fill fills[] = {Fill::values, Fill::preactivations, Fill::preactivations,
+                                   Fill::values, Fill::values,         Fill::values};
+  static Step step(const Dual* in) {
+    return gated(sigmoid(in[Cell::kForget] + in[Cell::kBiasForget]), in[Cell::kU]);
+  }
+  static Dual output(const Dual* in, const Dual& c) {
+    const Dual r = sigmoid(in[Cell::kReset] + in[Cell::kBiasReset]);
+    return r * c + (1 - r) * in[Cell::kSkip];
+  }
+};
+
+struct Gilr : CellCase {
+  using Cell = scanrnn::GilrCell;
+  static constexpr const char* name = "gilr";
+  static constexpr Fill fills[] = {Fill::preactivations, Fill::values, Fill::gates};
+  static constexpr unsigned absent = 1u << Cell::kBound;
+  static Step step(const Dual* in) {
+    return gated(sigmoid(in[Cell::kGate]), tanh(in[Cell::kCandidate]));
+  }
+};
+
+struct Hgrn : CellCase {
+  using Cell = scanrnn::GilrCell;
+  static constexpr const char* name = "hgrn";
+  static constexpr Fill fills[] = {Fill::preactivations, Fill::values, Fill::gates};
+  static void set(Cell& cell) { cell.activation = scanrnn::Activation::silu; }
+  static Step step(const Dual* in) {
+    const Dual bound = in[Cell::kBound], z = in[Cell::kCandidate];
+    return gated(bound + (1 - bound) * sigmoid(in[Cell::kGate]), z * sigmoid(z));
+  }
+};
+
+struct MinGru : CellCase {
+  using Cell = scanrnn::GilrCell;
+  static constexpr const char* name = "min_gru";
+  static constexpr Fill fills[] = {Fill::preactivations, Fill::values, Fill::gates};
+  static constexpr unsigned absent = 1u << Cell::kBound;
+  static void set(Cell& cell) {
+    cell.gate = scanrnn::Gate::update;
+    cell.activation = scanrnn::Activation::identity;
+  }
+  static Step step(const Dual* in) {
+    return gated(1 - sigmoid(in[Cell::kGate]), in[Cell::kCandidate]);
+  }
+};
+
+struct QrnnIfo : CellCase {
+  using Cell = scanrnn::QrnnCell;
+  static constexpr const char* name = "qrnn_ifo";
+  static constexpr Fill fills[] = {Fill::values, Fill::preactivations, Fill::preactivations,
+                                   Fill::preactivations};
+  static Step step(const Dual* in) {
+    return {sigmoid(in[Cell::kForget]), sigmoid(in[Cell::kInput]) * tanh(in[Cell::kCandidate])};
+  }
+  static Dual output(const Dual* in, const Dual& c) { return sigmoid(in[Cell::kOutput]) * c; }
+};
+
+struct QrnnFo : QrnnIfo {
+  static constexpr const char* name = "qrnn_fo";
+  static constexpr unsigned absent = 1u << Cell::kInput;
+  static Step step(const Dual* in) {
+    return gated(sigmoid(in[Cell::kForget]), tanh(in[Cell::kCandidate]));
+  }
+};
+
+struct MinLstm : CellCase {
+  using Cell = scanrnn::MinLstmCell;
+  static constexpr const char* name = "min_lstm";
+  static constexpr Fill fills[] = {Fill::preactivations, Fill::preactivations, Fill::values};
+  static Step step(const Dual* in) {
+    const Dual f = sigmoid(in[Cell::kForget]), i = sigmoid(in[Cell::kInput]);
+    return {f / (f + i), i / (f + i) * in[Cell::kCandidate]};
+  }
+};
+
+struct RgLru : CellCase {
+  using Cell = scanrnn::RgLruCell;
+  static constexpr const char* name = "rg_lru";
+  static constexpr Fill fills[] = {Fill::values, Fill::preactivations, Fill::preactivations,
+                                   Fill::rates};
+  static Step step(const Dual* in) {
+    const Dual log_a = -8 * log1p(exp(in[Cell::kLambda])) * sigmoid(in[Cell::kGate]);
+    const Dual rest = 0 - expm1(2 * log_a);
+    return {exp(log_a), sqrt(rest) * sigmoid(in[Cell::kInput]) * in[Cell::kX]};
+  }
+};
+
+/// Where input `i` of a case's cell is: absent, one value a channel, or an array (B,T,D).
+enum class Place { absent, vector, array };
+
+template <class Of>
+constexpr Place place(int i) {
+  return Of::absent >> i & 1u                ? Place::absent
+         : Of::Cell::vector_inputs >> i & 1u ? Place::vector
+                                             : Place::array;
+}
+
+template <class Of>
+constexpr int arrays() {
+  int count = 0;
+  for (int i = 0; i < Of::Cell::inputs; ++i) count += place<Of>(i) == Place::array;
+  return count;
+}
+
+// The outputs, or with `backward` the gradients, for whole channels: the gradients of vectors are
+// sums over the batch.
+template <class Of>
+double error_of(const scanrnn::CellForward<typename Of::Cell>& forward,
+                const scanrnn::CellBackward<typename Of::Cell>* backward) {
+  using Cell = typename Of::Cell;
+  constexpr int kInputs = Cell::inputs;
+  const int64_t B = forward.out.shape[0], T = forward.out.shape[1], D = forward.out.shape[2];
+  const auto channel = [&](const ConstArray<3>& array, int64_t d) {
+    return Series(array.data, array.dtype, array.stride[2], D)[d].x;
+  };
+  Deviation h, gradients[kInputs];
   double worst = 0;
   for (const int64_t d : {int64_t{0}, D - 1}) {
-    const auto bias = [&](const ConstArray<3>& array) {
-      return Series(array.data, array.dtype, array.stride[2], D)[d].x;
-    };
-    const double bf = bias(in[SruCell::kBiasForget]), br = bias(in[SruCell::kBiasReset]);
-    double sums[2] = {}, sizes[2] = {};
+    double vectors[kInputs] = {}, sums[kInputs] = {}, sizes[kInputs] = {};
+    for (int i = 0; i < kInputs; ++i)
+      if (place<Of>(i) == Place::vector) vectors[i] = channel(forward.in[i], d);
     for (int64_t b = 0; b < B; ++b) {
-      Series u_(in[SruCell::kU], b, d), forget_(in[SruCell::kForget], b, d);
-      Series reset_(in[SruCell::kReset], b, d), skip_(in[SruCell::kSkip], b, d);
-      Series h_(forward.out, b, d);
-      std::vector<double> c(T);
+      std::vector<Series> series, din;
+      int at[kInputs];
+      for (int i = 0; i < kInputs; ++i) {
+        at[i] = static_cast<int>(series.size());
+        if (place<Of>(i) != Place::array) continue;
+        series.emplace_back(forward.in[i], b, d);
+        if (backward) din.emplace_back(backward->din[i], b, d);
+      }
+      const auto inputs = [&](Dual(&in)[kInputs], int64_t t) {
+        for (int i = 0; i < kInputs; ++i) {
+          const bool array = place<Of>(i) == Place::array;
+          in[i] = Dual::variable(array ? series[at[i]][t].x : vectors[i], i);
+        }
+      };
+      Dual in[kInputs];
+      Series out(forward.out, b, d);
+      // c_{t-1}: what the kernel reads where the state is the output, whose rounding is no error
+      // of the gradients.
+      std::vector<double> before(T);
       double state = 0;
       for (int64_t t = 0; t < T; ++t) {
-        const double f = sigmoid(forget_[t].x + bf), r = sigmoid(reset_[t].x + br);
-        c[t] = state = f * state + (1 - f) * u_[t].x;
-        if (!backward) h.add(h_[t], {r * state + (1 - r) * skip_[t].x, 0});
+        before[t] = state;
+        inputs(in, t);
+        const Step step = Of::step(in);
+        state = step.a.value * state + step.x.value;
+        if (!backward)
+          h.add(out[t], {Of::output(in, state).value, 0});
+        else if (Cell::state_is_output)
+          state = out[t].x;
       }
       if (!backward) continue;
-      const Array<3>(&din)[SruCell::inputs] = backward->din;
-      Series dh_(backward->dout, b, d), du_(din[SruCell::kU], b, d);
-      Series dforget_(din[SruCell::kForget], b, d), dreset_(din[SruCell::kReset], b, d);
-      Series dskip_(din[SruCell::kSkip], b, d);
-      double g = 0, later = 0;  // later: f at the step after
+      Series dout(backward->dout, b, d);
+      double g = 0, later = 0;  // later: a at the step after
       for (int64_t t = T - 1; t >= 0; --t) {
-        const double f = sigmoid(forget_[t].x + bf), r = sigmoid(reset_[t].x + br);
-        const double dh = dh_[t].x;
-        g = later * g + dh * r;
-        later = f;
-        const double want_forget = f * (1 - f) * ((t ? c[t - 1] : 0) - u_[t].x) * g;
-        const double want_reset = r * (1 - r) * (c[t] - skip_[t].x) * dh;
-        du.add(du_[t], {(1 - f) * g, 0});
-        dskip.add(dskip_[t], {(1 - r) * dh, 0});
-        dforget.add(dforget_[t], {want_forget, 0});
-        dreset.add(dreset_[t], {want_reset, 0});
-        sums[0] += want_forget, sizes[0] += std::abs(want_forget);
-        sums[1] += want_reset, sizes[1] += std::abs(want_reset);
+        inputs(in, t);
+        const Step step = Of::step(in);
+        // The state after the step, as a variable of its own: no input of a cell is the last one.
+        static_assert(kInputs < scanrnn::kMaxInputs);
+        constexpr int kState = scanrnn::kMaxInputs - 1;
+        const double c = step.a.value * before[t] + step.x.value;
+        const Dual y = Of::output(in, Dual::variable(c, kState));
+        const double dy = dout[t].x;
+        g = later * g + dy * y.slopes[kState];
+        later = step.a.value;
+        for (int i = 0; i < kInputs; ++i) {
+          const double want =
+              g * (step.a.slopes[i] * before[t] + step.x.slopes[i]) + dy * y.slopes[i];
+          if (place<Of>(i) == Place::array) gradients[i].add(din[at[i]][t], {want, 0});
+          sums[i] += want, sizes[i] += std::abs(want);
+        }
       }
     }
-    if (!backward) continue;
     // The terms cancel, so the size is that of a sum of random signs.
     const double steps = std::sqrt(static_cast<double>(B * T));
-    for (int i = 0; i < 2; ++i) {
-      const double got = bias(backward->din[SruCell::kBiasForget + i]);
+    for (int i = 0; backward && i < kInputs; ++i) {
+      if (place<Of>(i) != Place::vector) continue;
       Deviation one;
-      one.add(std::abs(got - sums[i]), std::max(std::abs(sums[i]), sizes[i] / steps));
+      one.add(std::abs(channel(backward->din[i], d) - sums[i]),
+              std::max(std::abs(sums[i]), sizes[i] / steps));
       worst = std::max(worst, one.relative());
     }
   }
-  for (const Deviation& one : {h, du, dforget, dreset, dskip})
-    worst = std::max(worst, one.relative());
-  return worst;
+  for (const Deviation& one : gradients) worst = std::max(worst, one.relative());
+  return std::max(worst, h.relative());
 }
 
 /// What the outputs' rounding and float32 carries explain, with room for long sums.
@@ -353,33 +548,37 @@ double tolerance(DType dtype) {
 
 // ---- What is measured --------------------------------------------------------------------------
 
-enum class Op { scan_forward, scan_backward, sru_forward, sru_checkpoints, sru_backward };
 enum class Layout { btd, bdt, tbd };
 
+struct Case;
+struct Work;
+struct Contender {
+  std::string name;
+  std::function<void()> call;
+};
+
+/// A call that is measured: the arrays that it must read and write, how to make it, and its
+/// streaming kernels.
+struct Op {
+  std::string name;
+  int reads, writes;
+  Work (*make)(const Case&);
+  std::vector<Contender> (*streams)(const Work&);
+};
+
 struct Case {
-  Op op;
+  const Op* op;
   DType dtype;
   Layout layout;
   int64_t B, T, D;
   double goal;  ///< the share that is wanted, 0: none stated
 
   int64_t count() const { return B * T * D; }
-  int reads() const {
-    return op == Op::scan_forward    ? 2
-           : op == Op::scan_backward ? 3
-           : op == Op::sru_backward  ? 5
-                                     : 4;
-  }
-  int writes() const { return op == Op::scan_backward ? 2 : op == Op::sru_backward ? 4 : 1; }
   /// Bytes that must be moved.
   double traffic() const {
-    return static_cast<double>(count()) * scanrnn::size_of(dtype) * (reads() + writes());
+    return static_cast<double>(count()) * scanrnn::size_of(dtype) * (op->reads + op->writes);
   }
-  const char* op_name() const {
-    static const char* const names[] = {"scan forward", "scan backward", "sru forward",
-                                        "sru forward+checkpoints", "sru backward"};
-    return names[static_cast<int>(op)];
-  }
+  const char* op_name() const { return op->name.c_str(); }
   const char* layout_name() const {
     static const char* const names[] = {"[B,T,D]", "[B,D,T]", "[T,B,D]"};
     return names[static_cast<int>(layout)];
@@ -450,64 +649,70 @@ Work make_scan_backward(const Case& c) {
   return work;
 }
 
-Work make_sru(const Case& c) {
+enum class Pass { forward, checkpoints, backward };
+
+template <class Of, Pass pass>
+Work make_cell(const Case& c) {
+  using Cell = typename Of::Cell;
+  static_assert(std::size(Of::fills) == Cell::inputs);
   Work work;
   const auto element = scanrnn::size_of(c.dtype);
   const auto vector = [&](const Memory& memory) {
     return Array<1>{memory.data(), c.dtype, {c.D}, {1}};
   };
-  // u, forget, reset, skip
-  for (int i = 0; i < 4; ++i) {
-    const Fill what = i == 1 || i == 2 ? Fill::preactivations : Fill::values;
-    work.reads.push_back(filled(c.dtype, c.count(), what, i));
-  }
-  for (int i = 0; i < 2; ++i) work.others.push_back(filled(c.dtype, c.D, Fill::values, 10 + i));
+  const auto output = [&](std::vector<Memory>& to) {
+    return c.array(to.emplace_back(c.count() * element).data(), c.dtype);
+  };
 
-  SruForward forward;
-  // u, forget, reset and skip come first in the cell's order, and the biases last.
-  for (int i = 0; i < 4; ++i) forward.in[i] = c.array(work.reads[i].data(), c.dtype);
-  for (int i = 0; i < 2; ++i) forward.in[4 + i] = per_channel(vector(work.others[i]));
-  forward.out = c.array(work.writes.emplace_back(c.count() * element).data(), c.dtype);
-  if (c.op != Op::sru_forward) {
+  scanrnn::CellForward<Cell> forward;
+  Of::set(forward.cell);
+  for (int i = 0; i < Cell::inputs; ++i) {
+    if (place<Of>(i) == Place::array) {
+      work.reads.push_back(filled(c.dtype, c.count(), Of::fills[i], i));
+      forward.in[i] = c.array(work.reads.back().data(), c.dtype);
+    } else if (place<Of>(i) == Place::vector) {
+      work.others.push_back(filled(c.dtype, c.D, Of::fills[i], i));
+      forward.in[i] = per_channel(vector(work.others.back()));
+    }
+  }
+  // Backward reads the output where that is the state; else nothing does, and its memory becomes a
+  // gradient's.
+  constexpr bool reads_output = pass == Pass::backward && Cell::state_is_output;
+  forward.out = output(reads_output ? work.reads : work.writes);
+  if (pass != Pass::forward && !Cell::state_is_output) {
     const DType wide = scanrnn::accumulation_dtype(c.dtype);
     const int64_t rows = scanrnn::checkpoint_rows(c.B, c.T, c.B);
     const Memory& memory = work.others.emplace_back(rows * c.D * scanrnn::size_of(wide));
     forward.checkpoints = {memory.data(), wide, {rows, c.D}, {c.D, 1}};
   }
   set_call(work, forward, scanrnn::cell_forward_workspace_bytes, scanrnn::cell_forward);
-  if (c.op != Op::sru_backward) {
-    work.error = [=] { return error_of(forward, nullptr); };
+  if (pass != Pass::backward) {
+    work.error = [=] { return error_of<Of>(forward, nullptr); };
     return work;
   }
 
   work.call();
   CHECK(cudaDeviceSynchronize());
   work.workspace.clear();
-  SruBackward backward;
-  for (int i = 0; i < SruCell::inputs; ++i) backward.in[i] = forward.in[i];
+  scanrnn::CellBackward<Cell> backward;
+  backward.cell = forward.cell;
+  std::copy(std::begin(forward.in), std::end(forward.in), backward.in);
   backward.checkpoints = forward.checkpoints;
-  work.reads.push_back(filled(c.dtype, c.count(), Fill::values, 4));
-  backward.dout = c.array(work.reads[4].data(), c.dtype);
-  // h isn't wanted any more, and makes the first of the four.
-  while (work.writes.size() < 4) work.writes.emplace_back(c.count() * element);
-  for (int i = 0; i < 4; ++i) backward.din[i] = c.array(work.writes[i].data(), c.dtype);
-  for (int i = 4; i < SruCell::inputs; ++i) {
-    backward.din[i] = per_channel(vector(work.others.emplace_back(c.D * element)));
+  if (reads_output) backward.out = forward.out;
+  work.reads.push_back(filled(c.dtype, c.count(), Fill::values, Cell::inputs));
+  backward.dout = c.array(work.reads.back().data(), c.dtype);
+  size_t next = 0;
+  for (int i = 0; i < Cell::inputs; ++i) {
+    if (place<Of>(i) == Place::array) {
+      if (next == work.writes.size()) output(work.writes);
+      backward.din[i] = c.array(work.writes[next++].data(), c.dtype);
+    } else if (place<Of>(i) == Place::vector) {
+      backward.din[i] = per_channel(vector(work.others.emplace_back(c.D * element)));
+    }
   }
   set_call(work, backward, scanrnn::cell_backward_workspace_bytes, scanrnn::cell_backward);
-  work.error = [=] { return error_of(forward, &backward); };
+  work.error = [=] { return error_of<Of>(forward, &backward); };
   return work;
-}
-
-Work make_work(const Case& c) {
-  switch (c.op) {
-    case Op::scan_forward:
-      return make_scan_forward(c);
-    case Op::scan_backward:
-      return make_scan_backward(c);
-    default:
-      return make_sru(c);
-  }
 }
 
 /// Calls once more, over NaNs, and compares.
@@ -577,11 +782,6 @@ __global__ void __launch_bounds__(kStreamThreads)
   }
 }
 
-struct Contender {
-  std::string name;
-  std::function<void()> call;
-};
-
 template <int Reads, int Writes, int Vectors, bool Past>
 void add_streams(std::vector<Contender>& to, const Work& work) {
   Streams<Reads, Writes> arrays;
@@ -616,18 +816,39 @@ std::vector<Contender> streams(const Work& work) {
   return result;
 }
 
-std::vector<Contender> streams(const Case& c, const Work& work) {
-  switch (c.op) {
-    case Op::scan_forward:
-      return streams<2, 1>(work);
-    case Op::scan_backward:
-      return streams<3, 2>(work);
-    case Op::sru_backward:
-      return streams<5, 4>(work);
-    default:
-      return streams<4, 1>(work);
-  }
+// ---- The calls ---------------------------------------------------------------------------------
+
+const Op kScanForward{"scan forward", 2, 1, make_scan_forward, streams<2, 1>};
+const Op kScanBackward{"scan backward", 3, 2, make_scan_backward, streams<3, 2>};
+
+/// The calls of a cell. Where the state is the output, checkpoints are none.
+template <class Of>
+std::vector<Op> make_ops() {
+  constexpr bool is_output = Of::Cell::state_is_output;
+  constexpr int kArrays = arrays<Of>(), kReads = kArrays + 1 + is_output;
+  const std::string name = Of::name;
+  std::vector<Op> ops{
+      {name + " forward", kArrays, 1, make_cell<Of, Pass::forward>, streams<kArrays, 1>}};
+  if constexpr (!is_output)
+    ops.push_back({name + " forward+checkpoints", kArrays, 1, make_cell<Of, Pass::checkpoints>,
+                   streams<kArrays, 1>});
+  ops.push_back({name + " backward", kReads, kArrays, make_cell<Of, Pass::backward>,
+                 streams<kReads, kArrays>});
+  return ops;
 }
+
+struct CellOps {
+  std::vector<Op> calls;
+  double goal;
+};
+
+template <class... Of>
+std::vector<CellOps> make_all() {
+  return {{make_ops<Of>(), Of::goal}...};
+}
+
+const std::vector<CellOps> kCellOps =
+    make_all<Sru, Gilr, Hgrn, MinGru, QrnnFo, QrnnIfo, MinLstm, RgLru>();
 
 // ---- Timing ------------------------------------------------------------------------------------
 
@@ -717,12 +938,12 @@ struct Shape {
 
 std::vector<Case> table_cases() {
   std::vector<Case> cases;
-  const auto add = [&](std::initializer_list<Op> ops, DType dtype,
+  const auto add = [&](const std::vector<const Op*>& ops, DType dtype,
                        std::initializer_list<Layout> layouts, const Shape& s, double goal) {
     for (const Layout layout : layouts)
-      for (const Op op : ops) cases.push_back({op, dtype, layout, s.B, s.T, s.D, goal});
+      for (const Op* op : ops) cases.push_back({op, dtype, layout, s.B, s.T, s.D, goal});
   };
-  const auto both = {Op::scan_forward, Op::scan_backward};
+  const std::vector<const Op*> both{&kScanForward, &kScanBackward};
   const auto fast = {Layout::btd, Layout::bdt};
   for (const Shape& s : std::initializer_list<Shape>{{16, 8192, 1024, 0.95},
                                                      {8, 2048, 1024, 0.95},
@@ -744,9 +965,13 @@ std::vector<Case> table_cases() {
       add(both, dtype, fast, s, 0.9);
   for (const Shape& s : {Shape{16, 8192, 1024, 0}, Shape{1, 65536, 512, 0}})
     add(both, DType::f64, fast, s, 0);
-  for (const DType dtype : {DType::f32, DType::bf16})
-    for (const Shape& s : {Shape{16, 4096, 512, 0}, Shape{1, 65536, 512, 0}})
-      add({Op::sru_forward, Op::sru_checkpoints, Op::sru_backward}, dtype, fast, s, 0.9);
+  for (const auto& [calls, goal] : kCellOps) {
+    std::vector<const Op*> ops;
+    for (const Op& op : calls) ops.push_back(&op);
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const Shape& s : {Shape{16, 4096, 512, 0}, Shape{1, 65536, 512, 0}})
+        add(ops, dtype, fast, s, goal);
+  }
   return cases;
 }
 
@@ -757,7 +982,7 @@ std::vector<Case> grid_cases() {
                                                 {16, 512}, {64, 100}, {256, 256}, {4096, 16}};
   for (const auto& [B, D] : planes)
     for (const int64_t T : {1, 4, 16, 33, 64, 128, 256, 512, 1024, 4096})
-      for (const Op op : {Op::scan_forward, Op::scan_backward})
+      for (const Op* op : {&kScanForward, &kScanBackward})
         for (const Layout layout : {Layout::btd, Layout::bdt})
           if (B * T * D <= int64_t{1} << 26) cases.push_back({op, DType::f32, layout, B, T, D, 0});
   return cases;
@@ -825,19 +1050,19 @@ bool fits(const Case& c) {
   CHECK(cudaMemGetInfo(&free, &total));
   const double needed = c.traffic() * 1.1 + 64e6;
   if (needed <= static_cast<double>(free)) return true;
-  std::printf("%-24s %-9s %-7s %-15s needs %.1f GB, %.1f are free: left out\n", c.op_name(),
+  std::printf("%-28s %-9s %-7s %-15s needs %.1f GB, %.1f are free: left out\n", c.op_name(),
               scanrnn::name_of(c.dtype), c.layout_name(), c.shape().c_str(), needed / 1e9,
               static_cast<double>(free) / 1e9);
   return false;
 }
 
 int run_table(const std::vector<Case>& cases, const Options& options, Clock& clock, Json& json) {
-  std::printf("%-24s %-9s %-7s %-15s %11s %10s %6s %5s %6s %8s %8s\n", "call", "dtype", "layout",
+  std::printf("%-28s %-9s %-7s %-15s %11s %10s %6s %5s %6s %8s %8s\n", "call", "dtype", "layout",
               "B,T,D", "ceiling, ms", "call, ms", "share", "goal", "GB/s", "host, us", "error");
   int wrong = 0, goals = 0, met = 0;
   for (const Case& c : cases) {
     if (!wanted(c, options) || !fits(c)) continue;
-    const Work work = make_work(c);
+    const Work work = c.op->make(c);
     if (options.once) {
       work.call();  // loads the kernel
       CHECK(cudaDeviceSynchronize());
@@ -849,7 +1074,7 @@ int run_table(const std::vector<Case>& cases, const Options& options, Clock& clo
       continue;
     }
     // All streaming kernels a few times; then the best of them in turns with the call.
-    std::vector<Contender> ceilings = streams(c, work);
+    std::vector<Contender> ceilings = c.op->streams(work);
     const auto tried = clock.measure(ceilings, 3);
     std::vector<std::pair<double, size_t>> order;
     for (size_t i = 0; i < tried.size(); ++i) order.emplace_back(tried[i].ms, i);
@@ -867,7 +1092,7 @@ int run_table(const std::vector<Case>& cases, const Options& options, Clock& clo
     wrong += !right;
     goals += c.goal > 0;
     met += c.goal > 0 && share >= c.goal;
-    std::printf("%-24s %-9s %-7s %-15s %11.4f %10.4f %6.3f %5s %6.0f %8.1f %8.1e%s%s\n",
+    std::printf("%-28s %-9s %-7s %-15s %11.4f %10.4f %6.3f %5s %6.0f %8.1f %8.1e%s%s\n",
                 c.op_name(), scanrnn::name_of(c.dtype), c.layout_name(), c.shape().c_str(), ceiling,
                 ms, share, c.goal > 0 ? format("%.2f", c.goal).c_str() : "-",
                 c.traffic() / ms / 1e6, timings[0].host_us, error,
@@ -907,7 +1132,7 @@ int run_grid(const std::vector<Case>& cases, const Options& options, Clock& cloc
     std::vector<Contender> contenders;
     for (const char* kernel : kKernels) {
       force_kernel(kernel);
-      works.push_back(make_work(c));
+      works.push_back(c.op->make(c));
     }
     for (size_t i = 0; i < kCount; ++i) {
       contenders.push_back({"", [&, i] {

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import random
@@ -44,6 +45,7 @@ from typing import Any
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs memory too
 
 import scanrnn
+from cells import CELLS, RANGES, Cell
 from scanrnn import _core
 from scanrnn._info import cmake_dir
 
@@ -89,18 +91,28 @@ class Contender:
     wait: Callable[[Any], None] = wait_torch
 
 
-def times(contenders: dict[str, Contender]) -> dict[str, float]:
-    """Median seconds of each call. They take turns."""
+def times(
+    contenders: dict[str, Contender], budget: float = math.inf, warm: bool = False
+) -> dict[str, float]:
+    """Median seconds of each call. They take turns; one whose seconds are spent drops out.
+
+    A first call loads kernels and compiles, so it doesn't count, unless calls like it came before
+    (warm) and it takes the whole budget.
+    """
     counts = {}
+    taken: dict[str, list[float]] = {}
     for name, contender in contenders.items():
-        reading(contender, 1)  # compiles, allocates
-        counts[name] = max(1, min(100, round(READING / reading(contender, 1))))
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
+        once = reading(contender, 1)
+        if not warm or once <= budget:
+            once = reading(contender, 1)
+        taken[name] = [once] if once > budget else []
+        counts[name] = max(1, min(100, round(READING / once)))
     order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(ROUNDS):
         shuffle(order)
         for name in order:
-            taken[name].append(reading(contenders[name], counts[name]))
+            if sum(taken[name]) * counts[name] < budget:
+                taken[name].append(reading(contenders[name], counts[name]))
     return {name: median(values) for name, values in taken.items()}
 
 
@@ -148,15 +160,16 @@ def gates_and_values(shape: Shape) -> tuple[Any, Any]:
     return a, torch.randn(shape, device=DEVICE)
 
 
-def with_gradient(function: Callable[[Any, Any], Any], a: Any, x: Any) -> Callable[[], Any]:
-    """A call of a function of two tensors and of its gradient, which is x's value."""
+def with_gradient(function: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
+    """A call of a function of tensors and of its gradient, for the last full tensor's values."""
     import torch
 
-    leaves = a.detach().requires_grad_(), x.detach().requires_grad_()
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    dh = next(tensor for tensor in reversed(inputs) if tensor.ndim == inputs[0].ndim)
 
     def call() -> Any:
         h = function(*leaves)
-        return h, torch.autograd.grad(h, leaves, x)
+        return h, torch.autograd.grad(h, leaves, dh)
 
     return call
 
@@ -239,11 +252,9 @@ def section_kernels(report: Report, options: Options) -> None:
         "\nCalls alone, outputs and workspace at hand, cold L2: time, **share of the streaming "
         "kernel** that reads and writes as many arrays, bytes of these arrays by time"
     )
-    for kind in ("scan", "sru"):
-        chosen = [row for row in rows if row["op"].startswith(kind)]
-        if chosen:
-            report(f"\n{kind if kind == 'scan' else 'SRU'}\n")
-            kernel_table(report, chosen)
+    for kind in dict.fromkeys(row["op"].partition(" ")[0] for row in rows):
+        report(f"\n{kind}\n")
+        kernel_table(report, [row for row in rows if row["op"].partition(" ")[0] == kind])
     goals = [row for row in rows if row["goal"]]
     missed = [row for row in goals if row["share"] < row["goal"]]
     errors = {
@@ -491,6 +502,18 @@ def section_peers(report: Report, options: Options) -> None:
             )  # fmt: skip
 
 
+def layer_call(module: Any, x: Any) -> Callable[[], Any]:
+    """A layer's output and gradients, for an output of x's shape."""
+
+    def both() -> Any:
+        module.zero_grad(set_to_none=True)
+        y = module(x)[0]
+        y.backward(x)
+        return y
+
+    return both
+
+
 # The SRU package 2.6, its kernels patched to compile, forward + backward on one H200, ms. Used
 # where the package isn't installed.
 SRU_PACKAGE = {(16, 4096, 512): 9.30, (1, 65536, 512): 125.0}
@@ -503,15 +526,6 @@ def section_layers(report: Report, options: Options) -> None:
     import torch
 
     torch.set_float32_matmul_precision("high")  # TF32
-
-    def layer(module: Any, x: Any) -> Callable[[], Any]:
-        def both() -> Any:
-            module.zero_grad(set_to_none=True)
-            y = module(x)[0]
-            y.backward(x)
-            return y
-
-        return both
 
     def recurrence(shape: Shape) -> Callable[[], Any]:
         arrays = [torch.randn(shape, device=DEVICE, requires_grad=True) for _ in range(4)]
@@ -535,17 +549,17 @@ def section_layers(report: Report, options: Options) -> None:
         D = shape[-1]
         x = torch.randn(shape, device=DEVICE)
         calls = {
-            "layer": layer(srt.SRU(D, D, batch_first=True, device=DEVICE), x),
+            "layer": layer_call(srt.SRU(D, D, batch_first=True, device=DEVICE), x),
             "recurrence": recurrence(shape),
         }
         if package:
             module = import_module("sru").SRU(
                 D, D, num_layers=1, has_skip_term=True, layer_norm=False
             )
-            calls["package"] = layer(module.to(DEVICE), x.transpose(0, 1).contiguous())
+            calls["package"] = layer_call(module.to(DEVICE), x.transpose(0, 1).contiguous())
         if shape[1] < 65536:  # cuDNN refuses longer ones
             for cell in (torch.nn.LSTM, torch.nn.GRU):
-                calls[cell.__name__] = layer(cell(D, D, batch_first=True, device=DEVICE), x)
+                calls[cell.__name__] = layer_call(cell(D, D, batch_first=True, device=DEVICE), x)
         t = times({name: Contender(call) for name, call in calls.items()})
         other = t.get("package", SRU_PACKAGE.get(shape, 0) * 1e-3) or None
         goals = SRU_GOALS.get(shape, ("-", "-"))
@@ -555,6 +569,256 @@ def section_layers(report: Report, options: Options) -> None:
             ms(t["recurrence"]), f"**{faster(other, t['recurrence'])}** ({goals[1]})",
             *(ms(t[name]) if name in t else "-" for name in ("LSTM", "GRU")),
         )  # fmt: skip
+
+
+# ---- Cells ---------------------------------------------------------------------------------------
+
+SLOW = 0.2  # seconds for a contender that is a loop or torch.nn.GRU
+
+
+def cell_inputs(cell: Cell, shape: Shape) -> list[Any]:
+    """Random arguments of a cell's function, the vectors last."""
+    import torch
+
+    def random(shape: Shape, kind: str) -> Any:
+        return torch.empty(shape, device=DEVICE).uniform_(*RANGES[kind])
+
+    arrays = [random(shape, kind) for kind in cell.arrays.values()]
+    return arrays + [random(shape[-1:], kind) for kind in cell.vectors.values()]
+
+
+def cell_function(name: str) -> Callable[..., Any]:
+    import scanrnn.torch as srt
+
+    function: Callable[..., Any] = getattr(srt, CELLS[name].function or name)
+    return function
+
+
+def by_scan(cell: Cell, scan: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A cell from its equations: gates for all steps at once, and a scan of them."""
+    return lambda *inputs: cell.output(scan(*cell.map(*inputs)), *inputs)
+
+
+def fla_scan(a: Any, x: Any) -> Any:
+    return import_module("fla.ops.hgrn").chunk_hgrn(x, a.log())[0]
+
+
+def looped_layer(cell: Cell, D: int) -> Any:
+    """The layer of a cell in plain PyTorch: one product, and a loop over time."""
+    import torch
+
+    blocks = [name for name in cell.arrays if name not in cell.unprojected]
+
+    class Looped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = torch.nn.Linear(D, len(blocks) * D)
+            vectors = cell_inputs(cell, (D,))[len(cell.arrays) :]
+            self.vectors = torch.nn.ParameterList(vectors)
+
+        def forward(self, x: Any) -> tuple[Any]:
+            projected = dict(zip(blocks, self.project(x).chunk(len(blocks), -1), strict=True))
+            arrays = [projected.get(name, x) for name in cell.arrays]
+            return (by_scan(cell, torch_loop)(*arrays, *self.vectors),)
+
+    return Looped().to(DEVICE)
+
+
+def our_layer(cell: Cell, D: int) -> Any:
+    import scanrnn.torch as srt
+
+    return getattr(srt, cell.layer)(D, D, batch_first=True, device=DEVICE, **cell.layer_options)
+
+
+def layer_contenders(prefix: str, module: Any, x: Any) -> dict[str, Contender]:
+    """A layer without gradients, and with them."""
+    import torch
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return module(x)
+
+    return {
+        f"{prefix} layer": Contender(forward),
+        f"{prefix} layer, both": Contender(layer_call(module, x)),
+    }
+
+
+def function_contenders(
+    prefix: str, function: Callable[..., Any], inputs: list[Any]
+) -> dict[str, Contender]:
+    return {
+        prefix: Contender(lambda: function(*inputs)),
+        f"{prefix}, both": Contender(with_gradient(function, *inputs)),
+    }
+
+
+def agree(ours: Any, theirs: Any) -> bool:
+    return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max())
+
+
+def section_cells(report: Report, options: Options) -> None:
+    """Every cell and its layer, against loops and fla, and QRNN and MinGRU against cuDNN's GRU."""
+    import torch
+
+    torch.set_float32_matmul_precision("high")  # TF32
+    cells_against_loops(report, options)
+    cells_against_fla(report, options)
+    layers_against_gru(report, options)
+
+
+def cells_against_loops(report: Report, options: Options) -> None:
+    import torch
+
+    shape = (2, 64, 32) if options.quick else (16, 1024, 512)
+    report(
+        f"\nCells, float32, B, T, D = {shape_text(shape)}: ms, and times that a loop in PyTorch "
+        "takes (gates for all steps at once, then a step at a time); layers with their products in "
+        "TF32\n"
+    )
+    kinds = ["", ", both", " layer", " layer, both"]
+    table = Table(
+        report, "cell", "recurrence, forward", "loop", "forward + backward", "loop",
+        "layer, forward", "loop", "forward + backward", "loop",
+    )  # fmt: skip
+    x = torch.randn(shape, device=DEVICE)
+    for name, cell in CELLS.items():
+        inputs = cell_inputs(cell, shape)
+        loop = by_scan(cell, torch_loop)
+        right = agree(cell_function(name)(*inputs), loop(*inputs))
+        options.failed |= not right
+        contenders = function_contenders("ours", cell_function(name), inputs)
+        contenders |= layer_contenders("ours", our_layer(cell, shape[-1]), x)
+        contenders |= function_contenders("loop", loop, inputs)
+        contenders |= layer_contenders("loop", looped_layer(cell, shape[-1]), x)
+        t = times(contenders, SLOW)
+        columns: list[str] = []
+        for kind in kinds:
+            ours, theirs = t[f"ours{kind}"], t[f"loop{kind}"]
+            columns += [ms(ours) if right else "WRONG", faster(theirs, ours)]
+        table.row(name, *columns)
+
+
+def cells_against_fla(report: Report, options: Options) -> None:
+    import torch
+
+    shapes = [(2, 64, 32)] if options.quick else [(16, 4096, 512), (1, 65536, 512)]
+    fla = installed("fla.ops.hgrn")
+    report(
+        "\nCells, float32, ms, and times that fla takes: gates in PyTorch, then its chunk_hgrn. "
+        "The SRU package is in the section `layers`.\n"
+    )
+    table = Table(
+        report, "B, T, D", "cell", "recurrence, forward", "fla", "forward + backward", "fla",
+        "layer, forward", "forward + backward",
+    )  # fmt: skip
+    for shape in shapes:
+        x = torch.randn(shape, device=DEVICE)
+        for name, cell in CELLS.items():
+            inputs = cell_inputs(cell, shape)
+            contenders = function_contenders("ours", cell_function(name), inputs)
+            contenders |= layer_contenders("ours", our_layer(cell, shape[-1]), x)
+            t = times(contenders, SLOW)
+            if fla:
+                peers = function_contenders("fla", by_scan(cell, fla_scan), inputs)
+                try:
+                    t |= times(peers, SLOW)
+                except Exception as error:  # a peer's failure is a result
+                    print(f"fla, {name}, {shape}: {error}", file=sys.stderr)
+            columns: list[str] = []
+            for kind in ("", ", both"):
+                peer = t.get(f"fla{kind}")
+                columns += [ms(t[f"ours{kind}"]), faster(peer, t[f"ours{kind}"])]
+            columns += [ms(t["ours layer"]), ms(t["ours layer, both"])]
+            table.row(shape_text(shape), name, *columns)
+
+
+# The layers that are compared with torch.nn.GRU on a grid of shapes, and their cells.
+BESIDE_GRU = {"QRNN": "qrnn, fo", "MinGRU": "min_gru"}
+
+
+def times_beside_gru(shape: Shape) -> dict[str, float]:
+    """Seconds of torch.nn.GRU, where it can do it, and of the layers."""
+    import torch
+
+    D = shape[-1]
+    x = torch.randn(shape, device=DEVICE)
+    ours = {
+        name: Contender(layer_call(our_layer(CELLS[cell], D), x))
+        for name, cell in BESIDE_GRU.items()
+    }
+    gru = Contender(layer_call(torch.nn.GRU(D, D, batch_first=True, device=DEVICE), x))
+    try:
+        return times({"gru": gru} | ours, SLOW, warm=shape[1] > 128)  # the first ones of the grid
+    except RuntimeError as error:  # cuDNN's refusals, and not enough memory
+        print(f"torch.nn.GRU, {shape}: {error}", file=sys.stderr)
+    torch.cuda.empty_cache()
+    return times(ours, SLOW)
+
+
+def layers_against_gru(report: Report, options: Options) -> None:
+    import torch
+
+    report(
+        "\nLayers of D units on D inputs, float32 with TF32 products, forward + backward, ms, and "
+        "torch.nn.GRU's time / the layer's (goal: more than 1); cuDNN refuses T = 65536\n"
+    )
+    table = Table(report, "B, T, D", "torch.nn.GRU", *BESIDE_GRU)
+    grid = [(B, T, D) for T in (128, 4096, 65535) for B in (1, 16, 64) for D in (64, 512, 1024)]
+    measured = won = 0
+    for shape in [(2, 64, 32)] if options.quick else grid:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        if 4 * math.prod(shape) * 16 > free:  # gates, their gradients, cuDNN's reserve
+            table.row(shape_text(shape), "doesn't fit", *("-" for _ in BESIDE_GRU))
+            continue
+        t = times_beside_gru(shape)
+        gru = t.pop("gru", None)
+        if gru is not None:
+            measured += len(t)
+            won += sum(value < gru for value in t.values())
+        ours = (f"{ms(t[name])} ({faster(gru, t[name])})" for name in BESIDE_GRU)
+        table.row(shape_text(shape), "-" if gru is None else ms(gru), *ours)
+    report(f"\nFaster than torch.nn.GRU: {won} of {measured}.")
+
+
+def section_compiled(report: Report, options: Options) -> None:
+    """Cells against torch.compile of the same equations, with its associative scan, forward."""
+    import torch
+
+    shape = (2, 64, 32) if options.quick else (8, 2048, 1024)
+    report(
+        f"\nCells, float32, forward, B, T, D = {shape_text(shape)}: ms, and times that "
+        "torch.compile of the equations takes, with torch's associative_scan\n"
+    )
+    table = Table(report, "cell", "scanrnn.torch", "torch.compile")
+    if not installed("torch._higher_order_ops.associative_scan"):
+        report("\nPyTorch has no associative_scan.")
+        return
+    associative_scan = import_module("torch._higher_order_ops.associative_scan").associative_scan
+
+    def merge(left: Any, right: Any) -> Any:
+        return right[0] * left[0], right[0] * left[1] + right[1]
+
+    def scan(a: Any, x: Any) -> Any:
+        return associative_scan(merge, (a, x), dim=1, combine_mode="pointwise")[1]
+
+    for name, cell in CELLS.items():
+        inputs = cell_inputs(cell, shape)
+        function, compiled = cell_function(name), torch.compile(by_scan(cell, scan))
+
+        def ours(function: Any = function, inputs: Any = inputs) -> Any:
+            return function(*inputs)
+
+        def theirs(compiled: Any = compiled, inputs: Any = inputs) -> Any:
+            return compiled(*inputs)
+
+        t = times({"ours": Contender(ours)})
+        try:
+            t |= times({"compiled": Contender(theirs)})
+        except Exception as error:  # a peer's failure is a result
+            print(f"torch.compile, {name}, {shape}: {error}", file=sys.stderr)
+        table.row(name, ms(t["ours"]), faster(t.get("compiled"), t["ours"]))
 
 
 SECTIONS = {

@@ -82,18 +82,19 @@ int stream_bytes(int reads, int writes, const void* const* in, void* const* out,
                  int threads, int past_caches) {
   const auto lines = static_cast<std::ptrdiff_t>(bytes / sizeof(Line));
   switch (10 * reads + writes) {
-    case 21:
-      stream<2, 1>(in, out, lines, threads, past_caches);
-      return 1;  // scan
-    case 32:
-      stream<3, 2>(in, out, lines, threads, past_caches);
-      return 1;  // its gradient
-    case 41:
-      stream<4, 1>(in, out, lines, threads, past_caches);
-      return 1;  // SRU
-    case 54:
-      stream<5, 4>(in, out, lines, threads, past_caches);
-      return 1;  // its gradient
+#define STREAM(Reads, Writes)                                    \
+  case 10 * Reads + Writes:                                      \
+    stream<Reads, Writes>(in, out, lines, threads, past_caches); \
+    return 1;
+    STREAM(2, 1)  // the scan and cells with two inputs
+    STREAM(3, 2)  // the scan's gradient
+    STREAM(3, 1)  // cells with three inputs, and with four
+    STREAM(4, 1)
+    STREAM(4, 2)  // their gradients: every input, its gradient, that of the output, and the output
+    STREAM(4, 3)  // where that is the state
+    STREAM(5, 3)
+    STREAM(5, 4)
+#undef STREAM
     default:
       return 0;
   }

@@ -33,7 +33,12 @@ def test_cpu_benchmark():
         pytest.skip("needs a C++ compiler")
     done = run("cpu.py", "--quick")
     assert done.returncode == 0, done.stderr
-    for row in ("| 2, 64, 32 |", "| B, D, T = 2, 32, 64 | float32 |", "empty registered operator"):
+    for row in (
+        "| 2, 64, 32 |",
+        "| 2, 64, 32 | rg_lru |",
+        "| B, D, T = 2, 32, 64 | float32 |",
+        "empty registered operator",
+    ):
         assert row in done.stdout
 
 
@@ -51,20 +56,49 @@ def test_cuda_benchmark_without_a_device():
 def test_cuda_benchmark(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "results.md"
-    done = run("gpu.py", "eager", "overhead", "peers", "layers", "--quick", "--write", str(file))
+    sections = ("eager", "overhead", "peers", "layers", "cells")
+    done = run("gpu.py", *sections, "--quick", "--write", str(file))
     assert done.returncode == 0, done.stderr
-    for row in ("| whole call |", "an empty registered operator", "| 2, 64, 32 |"):
+    for row in (
+        "| whole call |",
+        "an empty registered operator",
+        "| 2, 64, 32 |",
+        "| 2, 64, 32 | rg_lru |",
+        "Faster than torch.nn.GRU: ",
+    ):
         assert row in done.stdout
     assert "## CUDA: " in file.read_text()
 
 
-def test_results_are_written_in_place_of_the_former(monkeypatch):
+@pytest.fixture
+def gpu(monkeypatch):
+    """The module gpu.py."""
     monkeypatch.syspath_prepend(BENCH)
     spec = importlib.util.spec_from_file_location("scanrnn_cuda_bench", BENCH / "gpu.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    written = module.written
+    return module
+
+
+def test_cells_are_compared_with_their_own_equations(gpu, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(gpu, "DEVICE", "cpu")
+    assert {cell.core for cell in gpu.CELLS.values()} == {
+        row["name"] for row in scanrnn._core.cell_table()
+    }
+    for name, cell in gpu.CELLS.items():
+        inputs = [tensor.double() for tensor in gpu.cell_inputs(cell, (2, 50, 3))]
+        functions = gpu.cell_function(name), gpu.by_scan(cell, gpu.torch_loop)
+        ours, theirs = (gpu.with_gradient(function, *inputs)() for function in functions)
+        torch.testing.assert_close(ours, theirs)
+        x = torch.randn(2, 50, 3)
+        outputs = [layer(cell, 3)(x)[0] for layer in (gpu.our_layer, gpu.looped_layer)]
+        assert outputs[0].shape == outputs[1].shape == x.shape
+
+
+def test_results_are_written_in_place_of_the_former(gpu):
+    written = gpu.written
 
     text = "## 2026: a CPU\n\nkept\n\n## CUDA: one\n\nold\n\n## CUDA: two\n\nkept too\n"
     once = written(text, ["## CUDA: one\n", "new"])
