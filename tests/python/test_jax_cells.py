@@ -172,6 +172,17 @@ def test_same_bits_as_numpy(rng, name):
 
 
 @every_cell
+def test_in_single_precision_alone(rng, name):
+    """Without JAX's 64-bit types the options, which are doubles, reach the kernels all the same."""
+    case = CASES[name]
+    arrays = arguments(rng, case, {}, 2, 9, 3, "float32")
+    gradient = jax.grad(loss_of(partial(call, case, **case.options)), case.every)
+    want = call(case, arrays, **case.options), gradient(*arrays)
+    jax.config.update("jax_enable_x64", False)  # the fixture restores it
+    assert_close((call(case, arrays, **case.options), gradient(*arrays)), want, 1e-5)
+
+
+@every_cell
 @pytest.mark.parametrize("shape", [(2, 0, 3), (0, 5, 3), (2, 5, 0)])
 def test_empty_axes(rng, name, shape):
     case = CASES[name]
