@@ -34,6 +34,7 @@ struct LeakyCell : scanrnn::CellBase {
   // dc_t / dc_{t-1}, and d output / dc_t applied to dy.
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
+    using scanrnn::sigmoid;  // of scalars; SIMD registers bring their own
     return sigmoid(in[kRate]);
   }
   template <class R>
