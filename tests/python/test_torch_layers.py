@@ -267,6 +267,14 @@ def test_initialisation():
     assert (torch.exp(s5.rate_l0) == 0.5).all()
 
 
+def test_small_steps_of_s5_keep_their_digits():
+    module = srt.S5(4, 4, state_size=1, dt_min=1e-6, dt_max=1e-6)
+    x = torch.randn(3, 2, 4)
+    _, h = module(x)
+    _, want = copy.deepcopy(module).double()(x.double())
+    torch.testing.assert_close(h, want.to(h.dtype), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("kind", ["MinGRU", "MinLSTM, both ways", "QRNN fo", "QRNN ifo"])
 def test_products_are_not_copied(kind):
     class Log(torch.utils._python_dispatch.TorchDispatchMode):
