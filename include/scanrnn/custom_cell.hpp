@@ -5,6 +5,9 @@
 //   struct LeakyCell : scanrnn::CellBase { ... };        // core/cell.hpp says what a cell is
 //   scanrnn::CellForward<LeakyCell> call;
 //
+// Its members are written in the functions of core/math.hpp, each brought in by a using-declaration
+// and called without the namespace: a backend's registers have functions of the same names.
+//
 // The kernels are made for the instruction set that the including file is compiled for, so compile
 // it with -march=native or what your machines have. custom_cell.cuh adds kernels for CUDA.
 #pragma once
@@ -39,8 +42,8 @@ template <class Cell>
 const CellType& cell_type() {
   static const cpu::CustomCell kernels = {
       SCANRNN_ISA_NAME,
-      {cpu::SCANRNN_ISA::Leaf<Cell, cpu::SCANRNN_ISA::Vec<float>>::kernels(),
-       cpu::SCANRNN_ISA::Leaf<Cell, cpu::SCANRNN_ISA::Vec<double>>::kernels()}};
+      {cpu::SCANRNN_ISA::Leaf<Prepared<Cell>, cpu::SCANRNN_ISA::Vec<float>>::kernels(),
+       cpu::SCANRNN_ISA::Leaf<Prepared<Cell>, cpu::SCANRNN_ISA::Vec<double>>::kernels()}};
   static const CellType type =
       detail::Describe<Cell>::type(CellKind::custom, &kernels, &custom_cuda_kernels<Cell>);
   return type;

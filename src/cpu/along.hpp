@@ -11,11 +11,22 @@
 
 namespace scanrnn::cpu::SCANRNN_ISA {
 
+/// The cell of a call; a prepared one has the same data as the one that the call was given.
+template <class Cell>
+SCANRNN_HD Cell read_cell(const void* given) {
+  Cell cell;
+  __builtin_memcpy(static_cast<void*>(&cell), given, sizeof(Cell));
+  return cell;
+}
+
 template <class Cell, class R>
 struct Along {
   using S = typename Register<R>::Scalar;
   using Reg = Register<R>;
   static constexpr unsigned all_inputs = CellTraits<Cell>::all_inputs;
+  static constexpr bool is_summed(int input) {
+    return ((CellTraits<Cell>::summed_inputs >> input) & 1u) != 0;
+  }
 
   // Registers of a block. Few enough that the roundings of gains within it don't show: with 128
   // steps a block, errors at constant gates near 0.997 reach 3 times a serial loop's. (AVX-512, ns
@@ -211,7 +222,7 @@ struct Along {
       cell.pullback(in, io.read_previous(), c, dy, whole, din);
       for (int i = 0; i < Cell::inputs; ++i) {
         if (io.g.din[i] != nullptr) io.write(io.g.din[i], din[i]);
-        if (Sums) sum[i] = sum[i] + io.inside(din[i], R{});
+        if (Sums && is_summed(i)) sum[i] = sum[i] + io.inside(din[i], R{});
       }
     }
   };
@@ -302,7 +313,7 @@ struct Along {
 
   template <class Step, bool Down>
   static SCANRNN_HD void steps(const RunArgs& g) {
-    const Cell cell = *static_cast<const Cell*>(g.cell);
+    const Cell cell = read_cell<Cell>(g.cell);
     Carry carry = {D{}, identity<Affine<D>>(), R{}};
     if (Step::has_state) {
       carry.state = Double::spread(Reg::splat(static_cast<const S*>(g.state), g.state_plane), 0);
@@ -340,8 +351,10 @@ struct Along {
   }
 
   static void run_backward(const RunArgs& args) {
-    for (int i = 0; i < Cell::inputs; ++i) {
-      if (args.sum[i] != nullptr) return kernel<RunBackwardStep<true>>(args);
+    if constexpr (CellTraits<Cell>::summed_inputs != 0) {
+      for (int i = 0; i < Cell::inputs; ++i) {
+        if (args.sum[i] != nullptr) return kernel<RunBackwardStep<true>>(args);
+      }
     }
     kernel<RunBackwardStep<false>>(args);
   }

@@ -52,7 +52,7 @@ constexpr int kReadySpins = 64;             // a fraction of a first pass
 constexpr Index kStreamAlignment = 16;      // of such outputs
 constexpr Index kStreamBytes = 4 << 20;     // outputs from this size on are written past the caches
 
-constexpr std::size_t kRowVectors = 6, kMapVectors = 5;  // of a worker, beside its sums
+constexpr std::size_t kRowVectors = 5, kMapVectors = 5;  // of a worker, beside its sums
 
 constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
@@ -121,7 +121,8 @@ struct Plan {
   Index chunk_leaves = 1;  // leaves staged at once
   Index tile_steps = 0;    // 0: units are not cut
   int levels = 2;
-  int sums = 0;  // inputs whose gradient is summed over time
+  int sums = 0;     // inputs whose gradient is summed over time
+  int vectors = 0;  // inputs that are one value a channel
   bool stream_out = false;
   Reduction reduction[kMaxInputs];
 
@@ -141,6 +142,8 @@ struct Plan {
     return tile_steps == 0 ? 1 : std::max<Index>(1, ceil_div(length, tile_steps));
   }
 };
+
+bool is_vector(const Problem& p, int input) { return (p.vector_inputs >> input & 1u) != 0; }
 
 // Whether kernels can work on whole vectors of such an array where it lies.
 bool runs_in_place(const Problem& p, const Plan& plan, DType dtype, Index channel_stride) {
@@ -259,7 +262,8 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
     return !plan.padding && runs_in_place(p, plan, view.dtype, view.stride[2]);
   };
   for (int i = 0; i < p.inputs; ++i) {
-    plan.buffered[kIn + i] = p.in[i] && !in_place(p.in[i]);
+    if (is_vector(p, i)) ++plan.vectors;
+    plan.buffered[kIn + i] = p.in[i] && !is_vector(p, i) && !in_place(p.in[i]);
     const Reduction& r = plan.reduction[i];
     plan.buffered[kDin + i] = p.din[i] && !r.over_time && (r.over_channels || !in_place(p.din[i]));
   }
@@ -270,10 +274,11 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   const std::size_t buffers =
       static_cast<std::size_t>(std::count(plan.buffered, plan.buffered + kOperands, true));
   const std::size_t sums = static_cast<std::size_t>(plan.sums);
-  plan.scratch_bytes = buffers * plan.buffer_bytes +
-                       (kRowVectors + sums) * aligned(plan.vector_bytes) +
-                       (kMapVectors + sums) * aligned(plan.map_bytes) +
-                       aligned(Tree::bytes_for(plan.levels, plan.map_bytes, plan.sums));
+  plan.scratch_bytes =
+      buffers * plan.buffer_bytes +
+      (kRowVectors + sums + static_cast<std::size_t>(plan.vectors)) * aligned(plan.vector_bytes) +
+      (kMapVectors + sums) * aligned(plan.map_bytes) +
+      aligned(Tree::bytes_for(plan.levels, plan.map_bytes, plan.sums));
 
   plan.items = 0;
   Index tiled = 0;  // units times their tiles, where published
@@ -348,7 +353,7 @@ class Worker {
       at += aligned(bytes);
       return here;
     };
-    for (char** row : {&state_, &leaf_x_, &initial_, &spare_, &zeros_, &sink_}) {
+    for (char** row : {&state_, &leaf_x_, &initial_, &spare_, &zeros_}) {
       *row = take(plan_.vector_bytes);
     }
     for (char** vector : {&map_a_, &map_x_, &start_, &total_, &observed_}) {
@@ -357,6 +362,9 @@ class Worker {
     for (int s = 0; s < plan_.sums; ++s) {
       leaf_sum_[s] = take(plan_.vector_bytes);
       sum_[s] = take(plan_.map_bytes);
+    }
+    for (int i = 0; i < p_.inputs; ++i) {
+      if (is_vector(p_, i)) vector_[i] = take(plan_.vector_bytes);
     }
     std::memset(zeros_, 0, plan.vector_bytes);
     flags_ = reinterpret_cast<std::atomic<std::uint32_t>*>(workspace_ + plan_.flags_offset);
@@ -416,6 +424,7 @@ class Worker {
     Index step = 0, lane = 0;
     DType dtype = DType::f32;
     bool direct = false;  // kernels read or write lanes [0, direct_lanes_) in place
+    bool fixed = false;   // the base is a row for all steps
     char* buffer = nullptr;
   };
 
@@ -466,6 +475,7 @@ class Worker {
   template <class View>
   void bind(Operand& operand, const View& view) {
     operand.base = nullptr;
+    operand.fixed = false;
     if (!view) return;
     const Index first = p_.layout.reverse ? span_.end - 1 : span_.begin;
     const Index size = static_cast<Index>(size_of(view.dtype));
@@ -494,6 +504,7 @@ class Worker {
     any_direct_ = false;
     staged_ = -1;
     for (int i = 0; i < p_.inputs; ++i) bind(operands_[kIn + i], p_.in[i]);
+    load_vectors();
     bind(operands_[kOut], p_.out);
     bind(operands_[kDy], p_.dy);
     bind(operands_[kPrevious], p_.states);
@@ -523,6 +534,24 @@ class Worker {
       reset_ = static_cast<const std::uint8_t*>(reset.data) + span_.row * reset.stride[0] +
                first * reset.stride[1];
       reset_step_ = p_.layout.reverse ? -reset.stride[1] : reset.stride[1];
+    }
+  }
+
+  // Reads the inputs that are one value a channel, once for all steps, and has the cell make of
+  // them what its kernels want.
+  void load_vectors() {
+    for (int i = 0; i < p_.inputs; ++i) {
+      if (vector_[i] == nullptr) continue;
+      Operand& o = operands_[kIn + i];
+      char* row = static_cast<char*>(vector_[i]);
+      std::memset(row, 0, plan_.vector_bytes);
+      load(o, 0, 1, 0, lanes_, row);
+      o.base = row;
+      o.step = 0;
+      o.fixed = true;
+    }
+    if (kernels_.prepare != nullptr) {
+      kernels_.prepare(static_cast<int>(plan_.padded), plane_, vector_);
     }
   }
 
@@ -673,6 +702,7 @@ class Worker {
     chunk_step_ = first * kLeafSteps;
     chunk_steps_ = std::min(last * kLeafSteps, length_) - chunk_step_;
     const auto fetch = [&](const Operand& o) {
+      if (o.fixed) return;
       const Index lane = o.direct ? direct_lanes_ : 0;
       load(o, chunk_step_, chunk_steps_, lane, lanes_ - lane, o.buffer);
     };
@@ -721,6 +751,7 @@ class Worker {
   // Rows from step `step` on, lanes from `lane` on; `step` lies in the staged chunk.
   ConstRows rows_of(const Operand& o, Index step, Index lane, bool in_place) const {
     if (o.base == nullptr) return {zeros_, 0};
+    if (o.fixed) return {o.base + lane * static_cast<Index>(plan_.scalar), 0};
     if (o.direct && in_place) {
       return {o.base + (step * o.step + lane) * static_cast<Index>(plan_.scalar), o.step};
     }
@@ -728,9 +759,9 @@ class Worker {
                 lane * static_cast<Index>(plan_.scalar),
             row_};
   }
-  // The same for an array that is written; one that isn't wanted has a row to throw away.
+  // The same for an array that is written, if it is wanted.
   Rows output_rows(const Operand& o, Index step, Index lane, bool in_place) const {
-    if (o.base == nullptr) return {sink_, 0};
+    if (o.base == nullptr) return {};
     const ConstRows rows = rows_of(o, step, lane, in_place);
     return {const_cast<void*>(rows.data), rows.stride};
   }
@@ -899,7 +930,7 @@ class Worker {
       if (!reads(i, pass)) continue;
       const Operand& o = operands_[kIn + i];
       if (o.step == 0) g.fixed |= 1u << i;
-      g.in[i] = run_input(o, step, o.step == 0 ? 1 : steps);
+      g.in[i] = o.fixed ? o.base : run_input(o, step, o.step == 0 ? 1 : steps);
     }
     if (pass == Pass::run) narrow(tree_.state(), state_);
     if (!p_.state_is_output && (p_.backward || (pass == Pass::run && p_.checkpoints))) {
@@ -1147,8 +1178,9 @@ class Worker {
   int sum_input_[kMaxInputs] = {-1, -1, -1, -1, -1, -1, -1, -1};
   // Rows.
   char *state_ = nullptr, *leaf_x_ = nullptr, *leaf_sum_[kMaxInputs] = {};  // of the leaf
-  char *spare_ = nullptr, *zeros_ = nullptr, *sink_ = nullptr;
-  char* initial_ = nullptr;  // h0, in backward too: the state before the first step
+  char *spare_ = nullptr, *zeros_ = nullptr;
+  char* initial_ = nullptr;        // h0, in backward too: the state before the first step
+  void* vector_[kMaxInputs] = {};  // vector inputs, as kernels read them
   // Vectors in double precision.
   char *map_a_ = nullptr, *map_x_ = nullptr, *total_ = nullptr, *observed_ = nullptr;
   char* start_ = nullptr;  // the state (or adjoint) before the tile

@@ -49,7 +49,7 @@ struct LeafArgs {
   ConstRows c_prev;               ///< row t: state before step t, read for t >= 1
   ConstRows c;                    ///< row t: state after step t, where the cell needs it
   ConstRows dy;
-  Rows din[kMaxInputs];   ///< a gradient that isn't wanted goes to one row, again and again
+  Rows din[kMaxInputs];   ///< without data: not wanted
   void* sum[kMaxInputs];  ///< (lanes) written: din summed over the leaf; null: not wanted
 };
 
@@ -94,6 +94,8 @@ struct RunKernels {
 struct CellKernels {
   RunKernels along;  ///< lanes are steps
   int vector_lanes;
+  /// Turns the rows of a cell's vector inputs into what its kernels read instead; null: nothing.
+  void (*prepare)(int lanes, std::ptrdiff_t plane, void* const* rows);
   void (*map)(const LeafArgs&);     ///< map_a, map_x
   void (*run)(const LeafArgs&);     ///< map_a, map_x, state, out
   void (*states)(const LeafArgs&);  ///< out = states after each step from `state`, which is updated

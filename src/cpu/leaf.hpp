@@ -20,6 +20,10 @@ struct Leaf {
   static constexpr unsigned all_inputs = CellTraits<Cell>::all_inputs;
   static_assert(CellTraits<Cell>::is_cell);
 
+  static constexpr bool is_summed(int input) {
+    return ((CellTraits<Cell>::summed_inputs >> input) & 1u) != 0;
+  }
+
   static SCANRNN_HD const S* row(const ConstRows& rows, int t, int lane) {
     return static_cast<const S*>(rows.data) + t * rows.stride + lane;
   }
@@ -151,8 +155,8 @@ struct Leaf {
       const R whole = c.state + local;
       cell.pullback(in, c_prev, c_after, dy, whole, din);
       for (int i = 0; i < Cell::inputs; ++i) {
-        write(g, g.din[i], t, lane, din[i]);
-        if (Sums) sum[i] = sum[i] + din[i];
+        if (g.din[i].data != nullptr) write(g, g.din[i], t, lane, din[i]);
+        if (Sums && is_summed(i)) sum[i] = sum[i] + din[i];
       }
       c.state = unless(cut, product(gain, whole));
       c.a = c.a.times(gain).unless(cut);
@@ -167,7 +171,7 @@ struct Leaf {
   /// `Width` registers from `lane` on, in registers for the whole leaf.
   template <class Step, int Width>
   static SCANRNN_HD void narrow(const LeafArgs& g, int first_lane) {
-    const Cell cell = *static_cast<const Cell*>(g.cell);
+    const Cell cell = read_cell<Cell>(g.cell);
     Carry carry[Width];
     R sum[Width][Cell::inputs];
     for (int v = 0; v < Width; ++v) {
@@ -204,7 +208,7 @@ struct Leaf {
   /// streaming takes 10.9.)
   template <class Step>
   static SCANRNN_HD void wide(const LeafArgs& g) {
-    const Cell cell = *static_cast<const Cell*>(g.cell);
+    const Cell cell = read_cell<Cell>(g.cell);
     for (int lane = 0; lane < g.lanes; lane += Reg::lanes) {
       if (Step::has_map) {
         put_gain(g.map_a, lane, g.plane, Gain<R>::one());
@@ -256,15 +260,34 @@ struct Leaf {
   }
 
   static void run_backward(const LeafArgs& args) {
-    for (int i = 0; i < Cell::inputs; ++i) {
-      if (args.sum[i] != nullptr) return kernel<RunBackwardStep<true>>(args);
+    if constexpr (CellTraits<Cell>::summed_inputs != 0) {
+      for (int i = 0; i < Cell::inputs; ++i) {
+        if (args.sum[i] != nullptr) return kernel<RunBackwardStep<true>>(args);
+      }
     }
     kernel<RunBackwardStep<false>>(args);
+  }
+
+  /// The vector inputs of some lanes, in place.
+  static void prepare(int lanes, std::ptrdiff_t plane, void* const* rows) {
+    if constexpr (Cell::is_prepared) {
+      for (int lane = 0; lane < lanes; lane += Reg::lanes) {
+        R in[Cell::inputs];
+        for (int i = 0; i < Cell::inputs; ++i) {
+          in[i] = (Cell::vector_inputs >> i) & 1u ? get(rows[i], lane, plane) : R{};
+        }
+        Cell::prepare(in);
+        for (int i = 0; i < Cell::inputs; ++i) {
+          if ((Cell::vector_inputs >> i) & 1u) put(rows[i], lane, plane, in[i]);
+        }
+      }
+    }
   }
 
   static CellKernels kernels() {
     return {Along<Cell, R>::kernels(),
             Reg::lanes,
+            Cell::is_prepared ? prepare : nullptr,
             kernel<MapStep>,
             kernel<RunStep>,
             Cell::state_is_output ? nullptr : kernel<StatesStep>,

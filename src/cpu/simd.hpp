@@ -212,20 +212,54 @@ struct ExpConstants<double> {
   static constexpr double lowest = -746.0;
 };
 
+#if defined(__AVX512F__)
+/// Multiplies by powers of 2, down to subnormal numbers: by 2^k, rounded once.
+template <class S>
+struct PowerOf2 {
+  Vec<S> k;
+  SCANRNN_HD static PowerOf2 of(const Vec<S>& k, const Vec<S>&) { return {k}; }
+};
+SCANRNN_HD Vec<float> operator*(const Vec<float>& v, const PowerOf2<float>& power) {
+  return {(Vec<float>::Raw)_mm512_maskz_scalef_ps(0xffff, (__m512)v.v, (__m512)power.k.v)};
+}
+SCANRNN_HD Vec<double> operator*(const Vec<double>& v, const PowerOf2<double>& power) {
+  return {(Vec<double>::Raw)_mm512_maskz_scalef_pd(0xff, (__m512d)v.v, (__m512d)power.k.v)};
+}
+#else
+/// Multiplies by powers of 2, down to subnormal numbers: by two factors, whose exponents are
+/// k / 2 rounded down, and the rest.
+template <class S>
+struct PowerOf2 {
+  Vec<S> half, rest;
+  /// `shifted`: round_magic + k, whose lowest bits are k.
+  SCANRNN_HD static PowerOf2 of(const Vec<S>&, const Vec<S>& shifted) {
+    using C = ExpConstants<S>;
+    using Bits = typename Vec<S>::Bits;
+    using Integer = typename Vec<S>::Integer;
+    const Bits exponent = (Bits)shifted.v - (Bits)splat<S>(C::round_magic).v;
+    const Bits half = exponent >> 1;
+    const Bits bias = (Bits){} + static_cast<Integer>(C::exponent_bias);
+    return {{(typename Vec<S>::Raw)((half + bias) << C::mantissa_bits)},
+            {(typename Vec<S>::Raw)((exponent - half + bias) << C::mantissa_bits)}};
+  }
+};
+template <class S>
+SCANRNN_HD Vec<S> operator*(const Vec<S>& v, const PowerOf2<S>& power) {
+  return v * power.half * power.rest;
+}
+#endif
+
 /// exp(v) = 2^k (1 + p) for v <= 0: v = k ln 2 + r with |r| <= ln 2 / 2, and p = exp(r) - 1 from
 /// its Taylor series, whose first dropped term is below a quarter of an ulp of r.
 template <class S>
 struct SplitExp {
   Vec<S> p;
-  Vec<S> scale_half;  // 2^(k/2), rounded towards zero
-  Vec<S> scale_rest;  // 2^(k - k/2): two factors reach the subnormal numbers
+  PowerOf2<S> scale;
 };
 
 template <class S>
 SCANRNN_HD SplitExp<S> split_exp(Vec<S> v) {
   using C = ExpConstants<S>;
-  using Bits = typename Vec<S>::Bits;
-  using Integer = typename Vec<S>::Integer;
   const Vec<S> lowest = splat<S>(C::lowest);
   v.v = v.v < lowest.v ? lowest.v : v.v;
   const Vec<S> magic = splat<S>(C::round_magic);
@@ -240,14 +274,7 @@ SCANRNN_HD SplitExp<S> split_exp(Vec<S> v) {
     inverse *= n;
     series = fma(series, r, splat<S>(static_cast<S>(inverse)));
   }
-  const Bits exponent = (Bits)shifted.v - (Bits)magic.v;
-  const Bits half = exponent / 2;
-  const Bits bias = (Bits){} + static_cast<Integer>(C::exponent_bias);
-  SplitExp<S> e;
-  e.p = fma(series * r, r, r);
-  e.scale_half = {(typename Vec<S>::Raw)((half + bias) << C::mantissa_bits)};
-  e.scale_rest = {(typename Vec<S>::Raw)((exponent - half + bias) << C::mantissa_bits)};
-  return e;
+  return {fma(series * r, r, r), PowerOf2<S>::of(k, shifted)};
 }
 
 template <class S>
@@ -260,7 +287,7 @@ template <class S>
 SCANRNN_HD Vec<S> sigmoid(const Vec<S>& v) {
   const Vec<S> one = splat<S>(1);
   const SplitExp<S> split = split_exp(-absolute(v));
-  const Vec<S> e = (one + split.p) * split.scale_half * split.scale_rest;
+  const Vec<S> e = (one + split.p) * split.scale;
   const typename Vec<S>::Raw zero = {};
   const Vec<S> numerator = {v.v < zero ? e.v : one.v};
   return numerator / (one + e);
@@ -271,8 +298,9 @@ SCANRNN_HD Vec<S> tanh(const Vec<S>& v) {
   const Vec<S> magnitude = absolute(v);
   const SplitExp<S> split = split_exp(splat<S>(-2) * magnitude);
   // exp(-2|v|) - 1, exact to an ulp near 0 since there k = 0 and it is p itself.
-  const Vec<S> scale = split.scale_half * split.scale_rest;
-  const Vec<S> e = fma(scale, split.p, scale - splat<S>(1));
+  const Vec<S> one = splat<S>(1);
+  const Vec<S> scale = one * split.scale;
+  const Vec<S> e = fma(scale, split.p, scale - one);
   const Vec<S> t = -e / (splat<S>(2) + e);
   const typename Vec<S>::Bits sign = (typename Vec<S>::Bits)(-splat<S>(0).v);
   return {(typename Vec<S>::Raw)(((typename Vec<S>::Bits)v.v & sign) |
@@ -340,8 +368,8 @@ template <class S>
 SCANRNN_HD Exponential<Vec<S>> exponential(const Vec<S>& v) {
   const SplitExp<S> split = split_exp(v);
   const Vec<S> one = splat<S>(1);
-  const Vec<S> scale = split.scale_half * split.scale_rest;
-  return {(one + split.p) * split.scale_half * split.scale_rest, fma(scale, split.p, scale - one)};
+  const Vec<S> scale = one * split.scale;
+  return {(one + split.p) * split.scale, fma(scale, split.p, scale - one)};
 }
 
 /// With e = exp(-|v|), log(1 + e) = 2 artanh(s) for s = e / (2 + e) <= 1/3, from its Taylor series,

@@ -548,7 +548,7 @@ CASE(shapes) {
     int k = 0;
     for (const Index time : {1, 31, 32, 33, 64, 65, 1000, 4097}) {
       for (const Index channels : {1, 2, 4, 7, 8, 16, 17, 33, 64, 70}) {
-        if (time * channels > 150000) continue;
+        if (time * channels > 70000) continue;
         const Index batch = k % 2 == 0 ? 1 : random.integer(1, 3);
         const auto in =
             make_inputs<Cell>(random, kReals[k % 4], channels, random_plane(random, batch, time));
@@ -566,8 +566,10 @@ CASE(long_sequences) {
   const Settings settings;
   Random random;
   const std::vector<std::string> isas = built_isas();
+  int cells = 0;
   for_each_cell([&](auto tag) {
     using Cell = typename decltype(tag)::Type;
+    const int cell = cells++;
     int k = 0;
     for (const Index channels : {1, 2, 6, 9}) {
       Plane plane;
@@ -575,12 +577,13 @@ CASE(long_sequences) {
       plane.reverse = k % 2 == 1;
       const auto in = make_inputs<Cell>(random, k % 2 == 0 ? DType::f32 : DType::f64, channels,
                                         k < 2 ? plane : random_plane(random, 1, plane.time));
-      const std::string& isa = isas[static_cast<std::size_t>(k) % isas.size()];
+      const std::string& isa = isas[static_cast<std::size_t>(k + cell) % isas.size()];
       set_cpu_isa(isa.c_str());
       const Note note(in.text() + " " + isa);
       set_num_threads(1);
       const auto base = run(in, nullptr);
-      check(in, base);
+      // The loop takes its time: each cell goes through two of the four.
+      if ((k + cell) % 2 == 0) check(in, base);
       for (int threads : {2, 3, 8}) {
         const Note also(std::to_string(threads) + " threads");
         set_num_threads(threads);

@@ -263,6 +263,28 @@ CASE(gradients_are_those_of_the_equations) {
 #undef SCANRNN_CHECK
 }
 
+// A prepared cell finds in place of its vectors what it made of them.
+CASE(prepared_cells_do_what_they_are_prepared_for) {
+  Random random;
+  using Cell = Prepared<RgLruCell>;
+  for (int k = 0; k < 200; ++k) {
+    RgLruCell plain;
+    Cell prepared;
+    prepared.c = plain.c = random.uniform(0, 10);
+    double in[Cell::inputs], ready[Cell::inputs], expected[Cell::inputs], din[Cell::inputs];
+    for (int i = 0; i < Cell::inputs; ++i) in[i] = ready[i] = random.uniform(-6, 6);
+    Cell::prepare(ready);
+    CHECK_EQUAL(ready[Cell::kLambda], softplus(in[Cell::kLambda]));
+    CHECK_EQUAL(prepared.step(ready).a, plain.step(in).a);
+    CHECK_EQUAL(prepared.step(ready).x, plain.step(in).x);
+    plain.pullback(in, 0.3, 0.0, 0.0, 0.7, expected);
+    prepared.pullback(ready, 0.3, 0.0, 0.0, 0.7, din);
+    for (int i = 0; i < Cell::inputs; ++i) {
+      CHECK(std::fabs(din[i] - expected[i]) <= 1e-14 * std::fabs(expected[i]));
+    }
+  }
+}
+
 // What callers and bindings read of a cell.
 CASE(cells_as_data) {
   const CellType& gilr = cell_type<GilrCell>();

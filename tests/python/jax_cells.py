@@ -193,7 +193,7 @@ def loop(case, arrays, *, reset=None, **options):
 def call(case, arrays, **options):
     """The library's function on the same arguments."""
     named = dict(zip((*case.names, case.state), arrays, strict=True))
-    return case.function(**named, return_final=True, **options)
+    return case.function(**named, **{"return_final": True, **options})
 
 
 def arguments(rng, case, options, B, T, D, dtype="float64"):

@@ -528,6 +528,27 @@ def test_relations_between_cells(rng):
     assert_matches(gilr, scanrnn.scan(keep, (1 - keep) * np.tanh(z), h0))
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax.numpy"])
+@by_any_cell
+def test_frontends(rng, name, framework):
+    """Arrays of frameworks that differentiate go to these, and give the same numbers."""
+    convert = pytest.importorskip(framework).asarray
+    arrays = arguments(rng, name, (2, 50, 3), np.float32)
+    full = full_slots(name, arrays)
+    function, step = getattr(cells, name), getattr(cells, f"{name}_step")
+    for f, values, options in (
+        (function, arrays, {"return_final": True, "reverse": True}),
+        (step, [a[:, 0] if k in full else a for k, a in enumerate(arrays)], {}),
+    ):
+        wanted = f(*values, **options)
+        got = f(*map(convert, values), **options)
+        for one, other in zip(got, wanted, strict=True):
+            assert type(one) is not np.ndarray
+            assert_same_bits(np.asarray(one), other)
+    with pytest.raises(TypeError, match=f"differentiates {name} itself"):
+        vjp(name, [convert(a) for a in arrays], convert(arrays[0]), convert(arrays[0]))
+
+
 # Errors
 
 

@@ -12,6 +12,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp
 import reference
+import scanrnn
 import scanrnn.jax as srj
 from jax.nn import sigmoid
 from jax.sharding import PartitionSpec
@@ -153,6 +154,32 @@ def test_axes(rng, name):
     more = [np.stack([a, a]) if a.ndim == 3 else a for a in arrays[:-1]]
     h, final = call(case, [*more, np.stack([arrays[-1], arrays[-1]])])
     assert_close((h[1], final[1]), want, 1e-12)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_same_bits_as_numpy(rng, name):
+    case = CASES[name]
+    arrays = arguments(rng, case, {}, 2, 70, 5, "float32")
+    options = {"lengths": np.array([70, 33]), "return_final": True} | case.options
+    function = getattr(scanrnn.cells, case.function.__name__)
+    named = dict(zip((*case.names, case.state), arrays, strict=True))
+    expected = function(**named, **options)
+    other = function(**{n: jnp.asarray(a) for n, a in named.items()}, **options)
+    for one, two, three in zip(call(case, arrays, **options), expected, other, strict=True):
+        reference.assert_same_bits(one, two)
+        assert isinstance(three, jax.Array)
+        reference.assert_same_bits(three, two)
+
+
+@every_cell
+def test_in_single_precision_alone(rng, name):
+    """Without JAX's 64-bit types the options, which are doubles, reach the kernels all the same."""
+    case = CASES[name]
+    arrays = arguments(rng, case, {}, 2, 9, 3, "float32")
+    gradient = jax.grad(loss_of(partial(call, case, **case.options)), case.every)
+    want = call(case, arrays, **case.options), gradient(*arrays)
+    jax.config.update("jax_enable_x64", False)  # the fixture restores it
+    assert_close((call(case, arrays, **case.options), gradient(*arrays)), want, 1e-5)
 
 
 @every_cell
@@ -353,6 +380,10 @@ def test_forward_mode_and_transposition(rng, name):
     _, pullback = jax.vjp(lambda *a: run(a), *arrays)
     assert_close(jax.linear_transpose(linear, *arrays)(out), pullback(out))
     assert_close(pullback(out), pullback(out), 0)
+    # Several cotangents at once, of a forward pass that was not batched.
+    many = jax.tree.map(lambda v: jnp.stack([v, 2 * v, -v]), out)
+    expected = jax.tree.map(lambda v: jnp.stack([v, 2 * v, -v]), pullback(out))
+    assert_close(jax.vmap(pullback)(many), expected)
     # One argument at a time, the others constant.
     for k in case.every:
         one = jax.vjp(lambda v, k=k: run([*arrays[:k], v, *arrays[k + 1 :]]), arrays[k])[1]
@@ -414,7 +445,7 @@ def test_vmap(rng, name, which, options):
 @every_cell
 def test_vmap_of_second_derivatives(rng, name):
     case, run, _, arrays = small(rng, name)
-    tangents = [values(rng, *a.shape, dtype=a.dtype) for a in arrays]
+    tangents = tuple(values(rng, *a.shape, dtype=a.dtype) for a in arrays)
 
     @jax.jit
     def second(*arrays):

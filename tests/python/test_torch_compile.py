@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from scanrnn.torch import SRU, _cells, scan, sru
+from scanrnn.torch import SRU, scan, sru
 from torch import nn
 from torch_helpers import OPTIONS, as_tensors, assert_gradients_match, gradients, leaf, size_of
 
@@ -54,28 +54,6 @@ def test_w06_opcheck_of_scan_with_batch_axes_and_strides():
     torch.library.opcheck(OPS.scan.default, (a, x, None, *NO_SEQUENCES))
     args = (a, x, None, x, None, *NO_SEQUENCES, [True, True, True])
     torch.library.opcheck(OPS.scan_backward.default, args)
-
-
-@pytest.mark.parametrize(
-    ("name", "blocks", "directions"),
-    [("plain", 3, 1), ("packed-reverse-reset", 4, 2), ("left-reset", 1, 1)],
-)
-def test_w06_opcheck_of_sru(name, blocks, directions):
-    B, T, N = size_of(OPTIONS[name])
-    options = sequences(OPTIONS[name])
-    c0 = leaf(directions, N, 3)
-    if blocks == 1:
-        tensors = [leaf(B, T, 3) for _ in range(4)] + [leaf(3), leaf(3), c0]
-    else:
-        skip = leaf(B, T, 3) if blocks == 3 else None
-        u = leaf(T, B, 3 * blocks * directions).detach().transpose(0, 1).requires_grad_()
-        tensors = [u, None, None, skip, leaf(directions * 6), None, c0]
-    row = (_cells.KINDS["sru"], [1.0], blocks, directions)
-    h, final, checkpoints = OPS.cell.default(*tensors, *options, *row, True)
-    torch.library.opcheck(OPS.cell.default, (*tensors, *options, *row, True))
-    outputs = (checkpoints.detach(), torch.randn_like(h), torch.randn_like(final))
-    args = (*tensors, *outputs, *options, *row, [True] * 7)
-    torch.library.opcheck(OPS.cell_backward.default, args)
 
 
 # ---- W06: torch.compile --------------------------------------------------------------------------

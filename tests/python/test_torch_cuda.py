@@ -83,20 +83,30 @@ def test_scan_on_the_device_and_stream_of_its_tensors(calls, batch, with_state):
     assert calls == [({1}, STREAM + 1)] * 2
 
 
-def test_a_cell_on_the_device_and_stream_of_its_tensors(calls, monkeypatch):
-    u, bias, c0 = random(2, 40, 8 * 5), random(4 * 5), random(2, 2, 5)
-    options = (None, None, None, False, False, _cells.KINDS["sru"], [1.0], 4, 2)
-    inputs = (u, None, None, None, bias, None, c0)
+@pytest.mark.parametrize(
+    ("cell", "numbers", "blocks"),
+    [("sru", [1.0], 4), ("gilr", [0.0, 1.0], 2), ("qrnn", [1.0], 4), ("min_lstm", [0.0], 3)],
+)
+def test_a_cell_on_the_device_and_stream_of_its_tensors(calls, monkeypatch, cell, numbers, blocks):
+    u, c0, dy = random(2, 40, 2 * blocks * 5), random(2, 2, 5), random(2, 40, 10)
+    inputs = [u, *[None] * (_cells.SLOTS - 1), c0]
+    if cell == "sru":
+        inputs[4] = random(4 * 5)
+    options = (None, None, None, False, False, _cells.KINDS[cell], numbers, blocks, 2)
+    state_is_output = _cells.CELLS[_cells.KINDS[cell]].state_is_output
+
+    def saved(outputs):
+        return outputs[0] if state_is_output else outputs[2]
+
     expected = _cells._cell(*inputs, *options, True)
-    dh = random(2, 40, 10)
-    tail = (dh, None, *options, [True] * 7)
-    gradients = _cells._cell_backward(*inputs, expected[2], *tail)
+    tail = (dy, None, *options, [True] * 7)
+    gradients = _cells._cell_backward(*inputs, saved(expected), *tail)
     calls.clear()
     zeros = []
     monkeypatch.setattr(OnCuda, "new_zeros", lambda *args, **_: zeros.append(args), raising=False)
     inputs = [None if t is None else t.as_subclass(OnCuda) for t in inputs]
     got = _cells._cell(*inputs, *options, True)
-    back = _cells._cell_backward(*inputs, got[2], dh.as_subclass(OnCuda), *tail[1:])
+    back = _cells._cell_backward(*inputs, saved(got), dy.as_subclass(OnCuda), *tail[1:])
     for one, other in zip((*got[:2], *back), (*expected[:2], *gradients), strict=True):
         assert torch.equal(one.as_subclass(torch.Tensor), other)
     assert calls == [({1}, STREAM + 1)] * 4  # two directions

@@ -26,6 +26,8 @@
 // backward members isn't read: it is c_t, but not given.
 #pragma once
 
+#include <type_traits>
+
 #include "scanrnn/core/affine.hpp"
 
 namespace scanrnn {
@@ -45,13 +47,31 @@ struct CellBase {
   /// Run-time options: option(name, member, least, most) for each, the member a number or an enum.
   template <class Self, class Option>
   static void options(Self&, Option&&) {}
+  /// A cell may name a type `Prepared`, with the same data and is_prepared = true, for executors
+  /// that read vector inputs once for many steps: its `prepare(in)` turns these into the quantities
+  /// that its other members then find in their place.
+  static constexpr bool is_prepared = false;
   /// Called before a run: bit i says that in[i] was given.
   void given(unsigned) {}
 };
 
+template <class Cell, class = void>
+struct PreparedType {
+  using Type = Cell;
+};
+template <class Cell>
+struct PreparedType<Cell, std::void_t<typename Cell::Prepared>> {
+  using Type = typename Cell::Prepared;
+  static_assert(Type::is_prepared && sizeof(Type) == sizeof(Cell));
+};
+template <class Cell>
+using Prepared = typename PreparedType<Cell>::Type;
+
 template <class Cell>
 struct CellTraits {
   static constexpr unsigned all_inputs = (1u << Cell::inputs) - 1;
+  /// Inputs whose gradient may have to be summed over time.
+  static constexpr unsigned summed_inputs = Cell::vector_inputs | Cell::broadcast_inputs;
   static constexpr bool is_cell =
       Cell::inputs >= 1 && Cell::inputs <= kMaxInputs && (Cell::map_inputs & ~all_inputs) == 0 &&
       (Cell::backward_inputs & ~all_inputs) == 0 && (Cell::vector_inputs & 1u) == 0 &&

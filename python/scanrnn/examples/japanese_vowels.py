@@ -93,7 +93,7 @@ def pack(recordings: Sequence[Tensor], mean: Tensor, scale: Tensor) -> PackedSeq
 
 
 def train(
-    model: nn.Module, data: Recordings, test: Recordings, epochs: int = 60, seed: int = 0
+    model: nn.Module, data: Recordings, test: Recordings, epochs: int = 20, seed: int = 0
 ) -> float:
     """Train a classifier, and return its share of right answers on the test's recordings."""
     recordings, speakers = data
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     )
     parser.add_argument("--folder", type=Path, help="of the data, if aeon is not installed")
     parser.add_argument("--cell", choices=CELLS, default="MinGRU")
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     torch.manual_seed(given.seed)

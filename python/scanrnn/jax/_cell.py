@@ -468,12 +468,8 @@ class Cell:
     def _lower(self, p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) -> None:
         def attributes_of(options: Options) -> dict[str, Any]:
             attributes = asdict(options)
-            values = attributes.pop("values")
-            return (
-                attributes
-                if self.kind is None
-                else {**attributes, "kind": self.kind, "options": values}
-            )
+            own = {"options": attributes.pop("values"), "kind": self.kind}
+            return attributes if self.kind is None else attributes | own
 
         target = p.name if self.kind is None else p.name.replace(f"_{self.name}_", "_cell_")
         _lower_to_core(p, avals_of, target, attributes_of)

@@ -3,7 +3,7 @@
 A module maps x, (..., T, input_size) in its parameters' dtype, and the states before the first step
 to its outputs and the states after the last step:
 
-    rnn = scanrnn.jax.nnx.SRU(256, 512, num_layers=2, rngs=nnx.Rngs(0))
+    rnn = scanrnn.jax.nnx.SRU(256, 512, num_layers=2, rngs=flax.nnx.Rngs(0))
     y, states = rnn(x)
 
 The parameters are those of the layers' functions, under names like weight_l0 and, of the second

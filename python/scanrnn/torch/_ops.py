@@ -379,6 +379,11 @@ def previous_state(
     left_padded: bool,
 ) -> Tensor:
     """The state that enters each step, from all states: h_{t-1}, h0, or 0 at a reset."""
+    *batch, T, D = h.shape
+    if cu_seqlens is lengths is reset is None and T > 0:
+        first = h.new_zeros(*batch, 1, D) if h0 is None else h0.unsqueeze(-2).to(h.dtype)
+        rest = h.narrow(-2, 1 if reverse else 0, T - 1)
+        return torch.cat([rest, first] if reverse else [first, rest], -2)
     entry, sequence = entry_steps(h, cu_seqlens, lengths, reverse, left_padded)
     if h0 is None:
         start: Tensor = h.new_zeros(())

@@ -1142,5 +1142,5 @@ class S5(_Diagonal):
             self._of(name, layer) for name in ("rate", "frequency", "log_step")
         )
         continuous = torch.complex(-torch.exp(rate), frequency)
-        lam = torch.exp(continuous * torch.exp(log_step))
-        return lam, (lam - 1) / continuous
+        scaled = continuous * torch.exp(log_step)
+        return torch.exp(scaled), torch.expm1(scaled) / continuous

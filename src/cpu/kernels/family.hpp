@@ -17,8 +17,8 @@ SCANRNN_CELLS(SCANRNN_DECLARE)
 #define SCANRNN_DEFINE_CELL(name, Cell)                                \
   void add_##name(InstructionSet& set) {                               \
     CellKernels* kernels = set.cell[static_cast<int>(CellKind::name)]; \
-    kernels[0] = Leaf<Cell, Vec<float>>::kernels();                    \
-    kernels[1] = Leaf<Cell, Vec<double>>::kernels();                   \
+    kernels[0] = Leaf<Prepared<Cell>, Vec<float>>::kernels();          \
+    kernels[1] = Leaf<Prepared<Cell>, Vec<double>>::kernels();         \
   }
 
 }  // namespace scanrnn::cpu::SCANRNN_ISA

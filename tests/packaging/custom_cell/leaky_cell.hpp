@@ -3,8 +3,8 @@
 //   a   = sigmoid(rate)                      rate (D), one value a channel
 //   h_t = a h_{t-1} + (1 - a) x_t            x (B,T,D)
 //
-// The library makes from it what it makes from its own cells: forward and backward kernels for every
-// dtype and layout, with variable lengths, resets and any number of threads.
+// The library makes from it what it makes from its own cells: forward and backward kernels for
+// every dtype and layout, with variable lengths, resets and any number of threads.
 #pragma once
 
 #include <scanrnn/core/cell.hpp>
@@ -34,6 +34,7 @@ struct LeakyCell : scanrnn::CellBase {
   // dc_t / dc_{t-1}, and d output / dc_t applied to dy.
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
+    using scanrnn::sigmoid;  // of scalars; SIMD registers bring their own
     return sigmoid(in[kRate]);
   }
   template <class R>

@@ -24,7 +24,9 @@
 
 namespace scanrnn {
 
-struct RgLruCell : CellBase {
+/// Prepared, in[kLambda] is softplus(lambda).
+template <bool kPrepared>
+struct RgLru : CellBase {
   enum Input { kX, kGate, kInput, kLambda };
   static constexpr const char* name = "rg_lru";
   static constexpr int inputs = 4;
@@ -34,6 +36,7 @@ struct RgLruCell : CellBase {
   static constexpr unsigned vector_inputs = 1u << kLambda;
   static constexpr unsigned state_inputs = 1u << kGate | 1u << kLambda;
   static constexpr bool state_is_output = true;
+  static constexpr bool is_prepared = kPrepared;
 
   static constexpr double steepest_root = 1000;  ///< the bound on r
 
@@ -44,6 +47,10 @@ struct RgLruCell : CellBase {
     option("c", self.c, 0.0, 1e6);
   }
 
+  template <class R>
+  SCANRNN_HD static void prepare(R (&in)[inputs]) {
+    in[kLambda] = softplus(in[kLambda]);
+  }
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const Decay<R> decay(*this, in);
@@ -76,7 +83,7 @@ struct RgLruCell : CellBase {
     din[kX] = root * i * g;
     din[kInput] = root * input * (one - i) * g;
     din[kGate] = decay.log_a * (one - decay.r) * d_log;
-    din[kLambda] = Constant<R>::of(-c) * decay.r * sigmoid(in[kLambda]) * d_log;
+    din[kLambda] = Constant<R>::of(-c) * decay.r * softplus_slope(in[kLambda]) * d_log;
   }
 
  private:
@@ -84,14 +91,24 @@ struct RgLruCell : CellBase {
   struct Decay {
     R r, log_a, a, rest;  // rest: 1 - a^2
 
-    SCANRNN_HD Decay(const RgLruCell& cell, const R (&in)[inputs]) {
+    SCANRNN_HD Decay(const RgLru& cell, const R (&in)[inputs]) {
       r = sigmoid(in[kGate]);
-      log_a = Constant<R>::of(-cell.c) * softplus(in[kLambda]) * r;
+      const R rate = kPrepared ? in[kLambda] : softplus(in[kLambda]);
+      log_a = Constant<R>::of(-cell.c) * rate * r;
       const Exponential<R> e = exponential(log_a);
       a = e.exp;
       rest = -(e.minus_one * (Constant<R>::of(2) + e.minus_one));
     }
   };
+
+  template <class R>
+  SCANRNN_HD static R softplus_slope(const R& lambda) {
+    return kPrepared ? -exponential(-lambda).minus_one : sigmoid(lambda);
+  }
+};
+
+struct RgLruCell : RgLru<false> {
+  using Prepared = RgLru<true>;
 };
 
 }  // namespace scanrnn
