@@ -1,7 +1,9 @@
 """PyTorch: the recurrences as differentiable functions, and layers made of them.
 
 `scan` and `sru` are functions of tensors, `SRU` is a layer with torch.nn.GRU's conventions, and
-`load_sru_package_weights` brings the weights of the SRU package.
+`load_sru_package_weights` brings the weights of the SRU package. `LSTM`, `GRU` and `RNN` are
+torch.nn's layers, weight for weight, parallel in time (see their docstrings for what of the following
+they don't have).
 
 Everything works with autograd of any order, torch.func, autocast, torch.export and torch.compile
 (``fullgraph=True``, a dynamic number of steps).
@@ -12,8 +14,9 @@ ONNX: not supported. It has no operator for a parallel recurrence, so `torch.onn
 models with these. Export the model with `torch.export`, or run `SRU.step` in a loop of your own.
 """
 
+from .dense import GRU, LSTM, RNN, Report
 from .functional import scan, sru
 from .modules import SRU
 from .weights import load_sru_package_weights
 
-__all__ = ["SRU", "load_sru_package_weights", "scan", "sru"]
+__all__ = ["GRU", "LSTM", "RNN", "SRU", "Report", "load_sru_package_weights", "scan", "sru"]
