@@ -299,7 +299,7 @@ class Kernel:
         with torch.no_grad():
             torch._cudnn_rnn_flatten_weight(
                 flat,
-                4 if self.bias else 2,
+                (4 if self.bias else 2) + (self.proj > 0),
                 self.features,
                 rnn.get_cudnn_mode(self.mode),
                 self.hidden,

@@ -225,7 +225,7 @@ class _Parallel(nn.RNNBase):
             parts = tuple(p.unsqueeze(1) for p in parts)
         if order is not None:
             parts = tuple(p.index_select(1, order) for p in parts)
-        return parts
+        return tuple(p.contiguous() for p in parts)  # cuDNN wants them so
 
     # ---- The serial kernel -----------------------------------------------------------------------
 
