@@ -296,7 +296,9 @@ def million(bench: Bench) -> None:
                 if not difference <= 4e-6:
                     bench.fail(f"T = 2^20, H={h}: differs from serial by {difference:.1e}")
             peak = bench.peak(both(module, x, gy))
-            bench.say(f"T = {steps:,} H={h} B={b}: {ms:.1f} ms, first {first:.1f}; {report} {error}")
+            bench.say(
+                f"T = {steps:,} H={h} B={b}: {ms:.1f} ms, first {first:.1f}; {report} {error}"
+            )
             rows.append([str(h), str(b), f"{ms:.1f}", f"{first:.1f}", report.status,
                          str(report.width), str(report.burn_in), error, f"{peak:.2f}"])  # fmt: skip
             del x, gy, y, module

@@ -136,10 +136,12 @@ class Report:
         passes: runs of all chunks (0 if serial), beside the burn-in.
         residual: largest |end - start| over all boundaries between chunks that were kept, relative
             to max(1, |end|).
-        error_estimate: of the outputs against the serial kernel's in the same precision; the
-            residual times what the network makes of it, plus rounding.
-        first_unconverged_step: the step from which the serial kernel ran instead; None if
-            everything converged.
+        error_estimate: of the outputs against the serial kernel's in the same precision: twice the
+            residual times what the network makes of it, plus rounding. inf if the serial kernel went
+            on in a network that was not seen to forget: where that is chaotic, every way of
+            rounding takes a path of its own, and what holds is the residual alone.
+        first_unconverged_step: the step, in the layer's direction, from which the serial kernel
+            ran instead, for the sequences that had not converged; None if all had.
         tolerance: what the residual was compared with.
         width: steps of a chunk.
         chunks: number of chunks, over all sequences.
@@ -178,7 +180,9 @@ class Report:
             return max(layer.error_estimate for layer in self.layers)
         if self.status == "serial":
             return 0.0
-        return self.residual * self._amplification + self._rounding
+        if self._amplification == math.inf:
+            return math.inf
+        return 2 * self.residual * self._amplification + self._rounding
 
     def __repr__(self) -> str:
         where = self.first_unconverged_step
@@ -412,12 +416,15 @@ class Plan:
         burn_in: steps K before each pass that counts; whole multiples of w in it are passes.
         serial_us: predicted time of the serial kernel.
         step_us: predicted time of a step of that many rows of chunks.
+        adjoint: the burn-in of the backward pass, if that is longer. Kept from the forward pass on,
+            so that backward again gives the same bits.
     """
 
     width: int
     burn_in: int
     serial_us: float
     step_us: Callable[[int], float]
+    adjoint: int = 0
 
 
 def serial_cost(kernel: Kernel, lengths: Sequence[int], x: Tensor) -> float:
@@ -683,7 +690,7 @@ class Call:
 
         self._learn(gaps, size, curve, contraction)
         if len(moved):
-            self._keep(moved, gaps)
+            self._keep(moved, gaps, contraction)
         return y, start, ends
 
     @staticmethod
@@ -700,35 +707,33 @@ class Call:
     def _size(state: State) -> Tensor:
         return torch.stack([s.abs().amax() for s in state]).amax()[None]
 
-    def _learn(
-        self, gaps: np.ndarray, size: float, curve: np.ndarray, contraction: float
-    ) -> None:
+    def _learn(self, gaps: np.ndarray, size: float, curve: np.ndarray, contraction: float) -> None:
         """What the next call should know, and what a mismatch does to the outputs."""
         burn_in, w, report = self.plan.burn_in, self.plan.width, self.report
         report._residual = float(gaps[gaps <= self.tolerance].max(initial=0.0))
-        growth = 1.0
-        if len(curve) and np.isfinite(curve).all():
-            growth = max(1.0, float(curve.max()) / max(size, 1e-30))
-            if size > 0 and curve[-1] > 0:
-                rate = min(1.0, float(curve[-1]) / max(size, 1e-30)) ** (1 / len(curve))
-                contraction = max(contraction, rate**w)
-        report._amplification = growth / (1 - min(contraction, 0.9))
-        if (gaps > self.tolerance).any() or not np.isfinite(gaps).all():
-            return
-        if report.passes == 1 and len(curve):
+        most = burn_in + (report.passes - 1) * w
+        growth, needed = 1.0, most
+        if len(curve) and size > 0 and np.isfinite(curve).all():
+            growth = max(1.0, float(curve.max()) / size)
+            rate = min(1.0, max(float(curve[-1]), 1e-30) / size) ** (1 / len(curve))
+            contraction = max(contraction, rate**w)
             steps = decayed(curve, self.tolerance)
-            warm = burn_in - len(curve)
-            self.history.learn(warm + (steps if steps is not None else len(curve)))
-        elif report.passes > 1:
-            self.history.learn(burn_in + (report.passes - 1) * min(w, max(burn_in, 16)))
+            if steps is None and rate < 1:
+                steps = math.ceil(math.log(min(self.tolerance / size, 0.9)) / math.log(rate))
+            needed = min(most, burn_in - len(curve) + (steps or most))
+        report._amplification = growth / (1 - min(contraction, 0.9))
+        if (gaps <= self.tolerance).all():
+            self.history.learn(needed)
 
-    def _keep(self, moved: np.ndarray, gaps: np.ndarray) -> None:
+    def _keep(self, moved: np.ndarray, gaps: np.ndarray, contraction: float) -> None:
         """Keep what converged, of each sequence."""
         self.history.fail()
         counts = self.layout.kept(moved)
         keep = self.layout.chunk < np.asarray(counts)[self.layout.sequence]
         self.kept = torch.from_numpy(np.nonzero(keep)[0]).to(self.layout.device)
         self.report.status = "fell_back"
+        if not contraction <= 0.5:
+            self.report._amplification = math.inf
         self.report._residual = float(gaps[keep].max(initial=0.0))
         first = min(c for c, n in zip(counts, self.layout.counts, strict=True) if c < n)
         self.report.first_unconverged_step = first * self.plan.width
@@ -804,7 +809,12 @@ class Adjoint:
     """The backward pass of a call."""
 
     def __init__(
-        self, call: Call, x: Tensor, start: State, weights: Sequence[Tensor], wants: tuple[bool, bool]
+        self,
+        call: Call,
+        x: Tensor,
+        start: State,
+        weights: Sequence[Tensor],
+        wants: tuple[bool, bool],
     ) -> None:
         self.call, self.x, self.start, self.weights = call, x, start, weights
         self.wants = wants
@@ -837,7 +847,7 @@ class Adjoint:
     def _burn_in(self, gy: Tensor | None, final: State) -> State:
         """Estimates of the cotangents of all rows' ends."""
         call, w = self.call, self.call.plan.width
-        steps = max(call.plan.burn_in, call.history.adjoint)
+        steps = max(call.plan.burn_in, call.plan.adjoint)
         warm, partial = divmod(steps, w)
         if partial == 0 and warm:
             warm, partial = warm - 1, w
@@ -942,9 +952,7 @@ class Adjoint:
         """Pull missing cotangents back chunk after chunk, from one to the first."""
         layout = self.layout
         self.report.depth += 2 * (chunk + 1) * self.call.plan.width
-        carry = tuple(
-            m.new_zeros(layout.sequences, m.shape[1]) for m in missing
-        )
+        carry = tuple(m.new_zeros(layout.sequences, m.shape[1]) for m in missing)
         for p in range(chunk, -1, -1):
             rows = np.nonzero(layout.chunk == p)[0]
             sequences = torch.from_numpy(layout.sequence[rows]).to(self.x.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -154,7 +155,9 @@ class _Parallel(nn.RNNBase):
 
         if self._serial_whole(x, batch_sizes, time_axis):
             y, final = self._framework(x, state, batch_sizes)
-            report = Report()
+            report = Report(
+                depth=len(batch_sizes) if batch_sizes is not None else x.shape[time_axis]
+            )
         else:
             dense = x if packed or not self.batch_first else x.transpose(0, 1)
             y, final, report = self._layered(dense, state, batch_sizes)
@@ -183,7 +186,9 @@ class _Parallel(nn.RNNBase):
                 f"{name}: input has shape {tuple(x.shape)}, expected {self.input_size} features"
             )
         if x.shape[1 if self.batch_first and x.ndim == 3 else 0] == 0:
-            raise ValueError(f"{name}: input has shape {tuple(x.shape)}, expected at least one step")
+            raise ValueError(
+                f"{name}: input has shape {tuple(x.shape)}, expected at least one step"
+            )
         if x.device != weight.device:
             raise ValueError(
                 f"{name}: input is on device {x.device}, expected {weight.device} (the device of "
@@ -195,9 +200,7 @@ class _Parallel(nn.RNNBase):
                 "(the dtype of the weights)"
             )
 
-    def _initial(
-        self, hx: Any, batch: int, single: bool, x: Tensor, order: Tensor | None
-    ) -> State:
+    def _initial(self, hx: Any, batch: int, single: bool, x: Tensor, order: Tensor | None) -> State:
         """(layers * directions, B, features) of h, and of c."""
         name = type(self).__name__
         stacked = len(self._history)
@@ -206,7 +209,9 @@ class _Parallel(nn.RNNBase):
             return tuple(x.new_zeros(stacked, batch, n) for n in sizes)
         parts = tuple(hx) if self.mode == "LSTM" else (hx,)
         if len(parts) != len(sizes) or not all(isinstance(p, Tensor) for p in parts):
-            raise ValueError(f"{name}: hx is not {'a pair of tensors' if len(sizes) > 1 else 'a tensor'}")
+            raise ValueError(
+                f"{name}: hx is not {'a pair of tensors' if len(sizes) > 1 else 'a tensor'}"
+            )
         labels = ("hx[0]", "hx[1]") if len(sizes) > 1 else ("hx",)
         for label, part, n in zip(labels, parts, sizes, strict=True):
             expected = (stacked, n) if single else (stacked, batch, n)
@@ -236,6 +241,7 @@ class _Parallel(nn.RNNBase):
             return False
         if (
             self.parallel is False
+            or x.numel() == 0
             or torch.is_autocast_enabled(x.device.type)
             or torch._C._are_functorch_transforms_active()
             or x.dtype not in _relax.TOLERANCE
@@ -255,7 +261,9 @@ class _Parallel(nn.RNNBase):
             if len(self._too_short) > 256:
                 self._too_short.clear()
             self._too_short[key] = short
-        return short or (self.passes is None and all(h.pause for h in self._history) and self._rest())
+        return short or (
+            self.passes is None and all(h.pause for h in self._history) and self._rest()
+        )
 
     def _rest(self) -> bool:
         """Count one call of the pause of all layers."""
@@ -355,7 +363,9 @@ class Sequences:
         """Steps t of sequences b, in the shape of both."""
         t, b = np.broadcast_arrays(t, b)
         if self.batch_sizes is None:
-            return x[torch.from_numpy(t.copy()).to(x.device), torch.from_numpy(b.copy()).to(x.device)]
+            return x[
+                torch.from_numpy(t.copy()).to(x.device), torch.from_numpy(b.copy()).to(x.device)
+            ]
         index = torch.from_numpy((self.offsets[t] + b).reshape(-1)).to(x.device)
         return x.index_select(0, index).unflatten(0, t.shape)
 
@@ -376,9 +386,7 @@ class Sequences:
         t = layout.chunk * width + np.arange(width)[:, None]
         return t, np.broadcast_to(layout.sequence, t.shape)
 
-    def assemble(
-        self, y: Tensor | None, layout: Layout, width: int, rest: list[_Piece]
-    ) -> Tensor:
+    def assemble(self, y: Tensor | None, layout: Layout, width: int, rest: list[_Piece]) -> Tensor:
         """Outputs of rows and of what came after them, in the order of the input."""
         if self.batch_sizes is None and layout.even and len(rest) <= 1:
             parts = [piece.y for piece in rest]
@@ -459,9 +467,11 @@ class _Run:
 
         def choose(burn_in: int) -> Plan | None:
             plan = _relax.choose(kernel, lengths, x, burn_in, width=module.width, force=force)
-            if plan is None or not force:
-                return plan
-            return Plan(plan.width, burn_in, math.inf, plan.step_us)
+            if plan is None:
+                return None
+            serial_us = math.inf if force else plan.serial_us
+            adjoint = 0 if module.burn_in else history.adjoint
+            return dataclasses.replace(plan, serial_us=serial_us, adjoint=adjoint)
 
         burn_in = module.burn_in or history.burn_in
         if not burn_in and module.passes is not None:
@@ -485,9 +495,7 @@ class _Run:
             )
         return choose(burn_in)
 
-    def _probe(
-        self, sequences: Sequences, x: Tensor, worthwhile: Callable[[int], bool]
-    ) -> int:
+    def _probe(self, sequences: Sequences, x: Tensor, worthwhile: Callable[[int], bool]) -> int:
         longest = max(
             int(_relax.PROBE_SHARE * sequences.steps), min(_relax.BURN_IN, sequences.steps // 2)
         )
