@@ -2,8 +2,8 @@
 
 `scan` and `sru` are functions of tensors, `SRU` is a layer with torch.nn.GRU's conventions, and
 `load_sru_package_weights` brings the weights of the SRU package. `LSTM`, `GRU` and `RNN` are
-torch.nn's layers, weight for weight, parallel in time (see their docstrings for what of the following
-they don't have).
+torch.nn's layers, weight for weight, parallel in time. What they have not of the following, their
+docstrings say.
 
 Everything works with autograd of any order, torch.func, autocast, torch.export and torch.compile
 (``fullgraph=True``, a dynamic number of steps).

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, _VF, nn
+from numpy.typing import NDArray
+from torch import _VF, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
-from . import _relax
 from ._ops import name_of
-from ._relax import Call, History, Kernel, Layout, Plan, Relax, Report, State
+from ._relax import costs, plan
+from ._relax.adjoint import Relax
+from ._relax.forward import Call
+from ._relax.kernel import Kernel, State
+from ._relax.plan import History, Plan
+from ._relax.report import FixedReport, Report, worst
+from ._relax.rows import Layout
 
 __all__ = ["GRU", "LSTM", "RNN", "Report"]
 
+Index = NDArray[np.int64]
+
 _CUDNN_LIMIT = 65536  # cuDNN refuses this many steps
+_LONGEST = 32768  # steps of a call where there are more
 
 
 class _Parallel(nn.RNNBase):
@@ -39,6 +48,9 @@ class _Parallel(nn.RNNBase):
         width: steps of a chunk. None chooses.
         burn_in: steps that yield the first estimate of a chunk's start state. None chooses, and
             learns from call to call.
+        recompute: run chunks again in backward, which saves only inputs, outputs and the states at
+            chunks' starts. False keeps what cuDNN needs of them, which is as much as torch.nn's
+            layer keeps, and takes about a fifth less time.
         kwargs: torch.nn's.
 
     Attributes:
@@ -53,6 +65,7 @@ class _Parallel(nn.RNNBase):
         passes: int | None = None,
         width: int | None = None,
         burn_in: int | None = None,
+        recompute: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -67,10 +80,11 @@ class _Parallel(nn.RNNBase):
         self.passes = passes
         self.width = width
         self.burn_in = burn_in
+        self.recompute = recompute
         self.last_report: Report | None = None
         directions = 2 if self.bidirectional else 1
         self._history = [History() for _ in range(self.num_layers * directions)]
-        self._too_short: dict[tuple[Any, ...], bool] = {}
+        self._serial_cases: dict[tuple[Any, ...], Report | None] = {}
 
     @classmethod
     def from_torch(cls, module: nn.Module, **options: Any) -> Self:
@@ -78,7 +92,7 @@ class _Parallel(nn.RNNBase):
 
         Args:
             module: a torch.nn.LSTM, GRU or RNN.
-            options: parallel, tol, passes, width, burn_in.
+            options: parallel, tol, passes, width, burn_in, recompute.
 
         Raises:
             TypeError: module is not torch.nn's layer of that name.
@@ -112,7 +126,6 @@ class _Parallel(nn.RNNBase):
     def _own_arguments(cls, module: nn.RNNBase) -> dict[str, Any]:
         return {}
 
-    @torch.compiler.disable
     def forward(
         self,
         input: Tensor | PackedSequence,
@@ -139,6 +152,24 @@ class _Parallel(nn.RNNBase):
             TypeError: a dtype is wrong.
             RuntimeError: a CUDA graph is captured, and the number of passes is not fixed.
         """
+        if torch.compiler.is_compiling():
+            result: tuple[Any, ...] = self._uncompiled(input, hx, return_report)
+            return result
+        grad = torch.is_grad_enabled()
+        if hx is None and isinstance(input, Tensor) and (self.training or not grad):
+            case = (input.shape, input.dtype, input.device, grad, self.parallel)
+            report = self._serial_cases.get(case)
+            if report is not None:  # nothing beside torch.nn's layer
+                self.__dict__["last_report"] = report
+                result = super().forward(input, hx)
+                return (*result, report) if return_report else result
+        return self._run(input, hx, return_report)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _uncompiled(self, *args: Any) -> tuple[Any, ...]:
+        return self._run(*args)
+
+    def _run(self, input: Tensor | PackedSequence, hx: Any, return_report: bool) -> tuple[Any, ...]:
         packed = isinstance(input, PackedSequence)
         batch_sizes = order = back = None
         if isinstance(input, PackedSequence):
@@ -153,11 +184,15 @@ class _Parallel(nn.RNNBase):
         batch = int(batch_sizes[0]) if batch_sizes is not None else x.shape[batch_axis]
         state = self._initial(hx, batch, single, x, order)
 
-        if self._serial_whole(x, batch_sizes, time_axis):
+        steps = x.shape[time_axis] if batch_sizes is None else len(batch_sizes)
+        case = self._serial_case(x, steps, batch_sizes is not None)
+        if case is not None:
+            report = case
             y, final = self._framework(x, state, batch_sizes)
-            report = Report(
-                depth=len(batch_sizes) if batch_sizes is not None else x.shape[time_axis]
-            )
+            if isinstance(input, Tensor) and not report.pause:
+                grad = torch.is_grad_enabled()
+                key = (input.shape, input.dtype, input.device, grad, self.parallel)
+                self._serial_cases[key] = report
         else:
             dense = x if packed or not self.batch_first else x.transpose(0, 1)
             y, final, report = self._layered(dense, state, batch_sizes)
@@ -177,8 +212,11 @@ class _Parallel(nn.RNNBase):
 
     # ---- Arguments -------------------------------------------------------------------------------
 
+    def _weights(self) -> list[Tensor]:
+        return [w for w in self._flat_weights if w is not None]
+
     def _check_input(self, x: Tensor, packed: bool) -> None:
-        name, weight = type(self).__name__, self._flat_weights[0]
+        name, weight = type(self).__name__, self._weights()[0]
         if not packed and x.ndim not in (2, 3):
             raise ValueError(f"{name}: input has {x.ndim} axes, expected 2 or 3")
         if x.shape[-1] != self.input_size:
@@ -234,49 +272,50 @@ class _Parallel(nn.RNNBase):
 
     # ---- The serial kernel -----------------------------------------------------------------------
 
-    def _serial_whole(self, x: Tensor, batch_sizes: Tensor | None, time_axis: int) -> bool:
-        """Whether all layers run in one call of the framework's."""
-        steps = x.shape[time_axis] if batch_sizes is None else len(batch_sizes)
+    def _serial_case(self, x: Tensor, steps: int, packed: bool) -> Report | None:
+        """The report, if all layers run in one call of the framework's."""
         if x.is_cuda and steps >= _CUDNN_LIMIT:
-            return False
+            return None
         if (
             self.parallel is False
             or x.numel() == 0
             or torch.is_autocast_enabled(x.device.type)
             or torch._C._are_functorch_transforms_active()
-            or x.dtype not in _relax.TOLERANCE
+            or x.dtype not in costs.TOLERANCE
         ):
-            return True
+            return Report(depth=steps)
         if self.parallel:
-            return False
-        total = x.numel() // max(x.shape[-1], 1)
-        key = (steps, total, x.device, x.dtype, _relax.uses_tf32(x))
-        short = self._too_short.get(key)
-        if short is None:
-            batch = max(1, total // steps)
-            short = all(
-                _relax.choose(self._kernel(k), [steps] * batch, x, 16, width=self.width) is None
-                for k in {0, self.num_layers - 1}
+            return None
+        total = x.numel() // x.shape[-1]
+        batch = max(1, total // steps)
+        for layer in {0, self.num_layers - 1}:
+            choice = plan.choose(
+                self._kernel(layer),
+                batch,
+                steps,
+                total if packed else batch * steps,
+                x.device.type,
+                x.dtype,
+                torch.is_grad_enabled(),
+                self.burn_in or plan.SHORTEST,
+                self.width,
             )
-            if len(self._too_short) > 256:
-                self._too_short.clear()
-            self._too_short[key] = short
-        return short or (
-            self.passes is None and all(h.pause for h in self._history) and self._rest()
-        )
-
-    def _rest(self) -> bool:
-        """Count one call of the pause of all layers."""
-        for history in self._history:
-            history.pause -= 1
-        return True
+            if choice is not None:
+                break
+        else:
+            return Report(depth=steps)
+        if self.passes is None and all(h.pause for h in self._history):
+            for history in self._history:
+                history.pause -= 1
+            return Report(depth=steps, pause=True)
+        return None
 
     def _framework(
         self, x: Tensor, state: State, batch_sizes: Tensor | None
     ) -> tuple[Tensor, State]:
         """All layers in the framework's own kernel."""
         grad = torch.is_grad_enabled()
-        tensors = (x, *state, *self._flat_weights)
+        tensors = (x, *state, *self._weights())
         train = self.training or (grad and any(t.requires_grad for t in tensors))
         hx: Any = state if len(state) > 1 else state[0]
         options = (
@@ -316,9 +355,8 @@ class _Parallel(nn.RNNBase):
             outputs = []
             for direction in range(directions):
                 i = layer * directions + direction
-                run = _Run(
-                    self, kernel, self._flat_weights[i * per : (i + 1) * per], self._history[i]
-                )
+                weights = self._weights()[i * per : (i + 1) * per]
+                run = _Run(self, kernel, weights, self._history[i])
                 first = tuple(s[i] for s in state)
                 y, final, report = run(sequences, x, first, reverse=direction == 1)
                 outputs.append(y)
@@ -326,7 +364,7 @@ class _Parallel(nn.RNNBase):
                 reports.append(report)
             x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
         final = tuple(torch.stack(part) for part in zip(*finals, strict=True))
-        return x, final, _relax.worst(reports)
+        return x, final, worst(reports)
 
 
 class Sequences:
@@ -336,13 +374,21 @@ class Sequences:
         self.batch_sizes = batch_sizes
         if batch_sizes is None:
             self.steps, self.batch = x.shape[0], x.shape[1]
+            self.total = self.steps * self.batch
             self.lengths = np.full(self.batch, self.steps)
-            self.offsets = np.arange(self.steps) * self.batch
         else:
             sizes = batch_sizes.numpy()
             self.steps, self.batch = len(sizes), int(sizes[0])
+            self.total = int(sizes.sum())
             self.lengths = (sizes[:, None] > np.arange(self.batch)).sum(0)
-            self.offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+
+    @cached_property
+    def offsets(self) -> Index:
+        """Where each step begins in flat data, (steps * B, features) or packed."""
+        if self.batch_sizes is None:
+            return np.arange(0, self.total, self.batch)
+        sizes: Index = self.batch_sizes.numpy()
+        return np.cumsum(sizes) - sizes
 
     def reverse(self, x: Tensor) -> Tensor:
         """Each sequence from its end. The inverse is the same."""
@@ -354,37 +400,31 @@ class Sequences:
         return x.index_select(0, torch.from_numpy(index).to(x.device))
 
     @staticmethod
-    def _steps_of(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _steps_of(lengths: Index) -> tuple[Index, Index]:
         """All (step, sequence), in the order of packed data."""
         longest = int(lengths.max(initial=0))
-        return np.nonzero(np.arange(longest)[:, None] < lengths)
+        t, b = np.nonzero(np.arange(longest)[:, None] < lengths)
+        return t, b
 
-    def take(self, x: Tensor, t: np.ndarray, b: np.ndarray) -> Tensor:
+    def take(self, x: Tensor, t: Index, b: Index) -> Tensor:
         """Steps t of sequences b, in the shape of both."""
-        t, b = np.broadcast_arrays(t, b)
         if self.batch_sizes is None:
-            return x[
-                torch.from_numpy(t.copy()).to(x.device), torch.from_numpy(b.copy()).to(x.device)
-            ]
-        index = torch.from_numpy((self.offsets[t] + b).reshape(-1)).to(x.device)
-        return x.index_select(0, index).unflatten(0, t.shape)
+            return x[torch.from_numpy(t).to(x.device), torch.from_numpy(b).to(x.device)]
+        index = self.offsets[t] + b
+        flat = x.index_select(0, torch.from_numpy(index.reshape(-1)).to(x.device))
+        return flat.view(*index.shape, x.shape[-1])
 
     def rows(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """Chunks as rows, (width, rows, features)."""
         if self.batch_sizes is None and layout.even:
             n = layout.most
-            return (
-                x[: n * width]
-                .unflatten(0, (n, width))
-                .transpose(0, 1)
-                .reshape(width, n * self.batch, x.shape[-1])
-            )
+            chunks = x[: n * width].view(n, width, *x.shape[1:]).transpose(0, 1)
+            return chunks.reshape(width, n * self.batch, x.shape[-1])
         return self.take(x, *self._steps_of_rows(layout, width))
 
     @staticmethod
-    def _steps_of_rows(layout: Layout, width: int) -> tuple[np.ndarray, np.ndarray]:
-        t = layout.chunk * width + np.arange(width)[:, None]
-        return t, np.broadcast_to(layout.sequence, t.shape)
+    def _steps_of_rows(layout: Layout, width: int) -> tuple[Index, Index]:
+        return layout.chunk * width + np.arange(width)[:, None], layout.sequence[None]
 
     def assemble(self, y: Tensor | None, layout: Layout, width: int, rest: list[_Piece]) -> Tensor:
         """Outputs of rows and of what came after them, in the order of the input."""
@@ -411,7 +451,7 @@ class Sequences:
 class _Piece:
     """Outputs y of steps t of sequences b."""
 
-    def __init__(self, t: np.ndarray, b: np.ndarray, y: Tensor) -> None:
+    def __init__(self, t: Index, b: Index, y: Tensor) -> None:
         self.t, self.b = np.broadcast_arrays(t, b)
         self.y = y
 
@@ -426,6 +466,12 @@ class _Flatten(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         return (None, *grads)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, ...]:
+    """function.apply, which PyTorch does not annotate."""
+    apply: Callable[..., tuple[Tensor, ...]] = getattr(function, "apply")  # noqa: B009
+    return apply(*args)
 
 
 class _Run:
@@ -443,14 +489,14 @@ class _Run:
     ) -> tuple[Tensor, State, Report]:
         if reverse:
             x = sequences.reverse(x)
-        plan = self._plan(sequences, x)
-        if plan is None:
+        choice = self._plan(sequences, x)
+        if choice is None:
             report = Report()
             layout = Layout([0] * sequences.batch, x.device)
             y, final, width = None, first, 0
         else:
-            width = plan.width
-            y, final, layout, report = self._relax(plan, sequences, x, first)
+            width = choice.width
+            y, final, layout, report = self._relax(choice, sequences, x, first)
         rest, final = self._continue(sequences, x, layout, width, final)
         report.depth += max((piece.t.max() - piece.t.min() + 1 for piece in rest), default=0)
         output = sequences.assemble(y, layout, width, rest)
@@ -460,47 +506,54 @@ class _Run:
 
     def _plan(self, sequences: Sequences, x: Tensor) -> Plan | None:
         module, kernel, history = self.module, self.kernel, self.history
-        lengths = [int(n) for n in sequences.lengths]
         force = module.parallel is True
-        if module.parallel is False or not lengths:
+        if module.parallel is False or not sequences.batch:
             return None
 
         def choose(burn_in: int) -> Plan | None:
-            plan = _relax.choose(kernel, lengths, x, burn_in, width=module.width, force=force)
-            if plan is None:
-                return None
-            serial_us = math.inf if force else plan.serial_us
-            adjoint = 0 if module.burn_in else history.adjoint
-            return dataclasses.replace(plan, serial_us=serial_us, adjoint=adjoint)
+            return plan.choose(
+                kernel,
+                sequences.batch,
+                sequences.steps,
+                sequences.total,
+                x.device.type,
+                x.dtype,
+                torch.is_grad_enabled(),
+                burn_in,
+                module.width,
+                force,
+            )
 
         burn_in = module.burn_in or history.burn_in
         if not burn_in and module.passes is not None:
-            burn_in = _relax.BURN_IN
-        if not burn_in:
-            if history.pause and not force:
-                history.pause -= 1
-                return None
-            if choose(16) is None:
-                return None
-            burn_in = self._probe(sequences, x, lambda k: choose(k) is not None)
-            if not burn_in and not force:
-                history.fail()
-                return None
-            burn_in = burn_in or _relax.BURN_IN
+            burn_in = plan.BURN_IN
+        if not burn_in and history.pause and not force:
+            history.pause -= 1
+            return None
+        if choose(burn_in or plan.SHORTEST) is None:
+            return None
         if x.is_cuda and module.passes is None and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{type(module).__name__}: a CUDA graph is being captured, which can't wait for "
                 "convergence; expected a fixed number of passes (passes=1, after a first call "
                 "outside the capture) or parallel=False"
             )
-        return choose(burn_in)
+        if not burn_in:
+            burn_in = self._probe(sequences, x, lambda k: choose(k) is not None)
+            if not burn_in and not force:
+                history.fail()
+                return None
+        choice = choose(burn_in or plan.BURN_IN)
+        if choice is None or module.burn_in:
+            return choice
+        return dataclasses.replace(choice, adjoint=history.adjoint)
 
     def _probe(self, sequences: Sequences, x: Tensor, worthwhile: Callable[[int], bool]) -> int:
         longest = max(
-            int(_relax.PROBE_SHARE * sequences.steps), min(_relax.BURN_IN, sequences.steps // 2)
+            int(plan.PROBE_SHARE * sequences.steps), min(plan.BURN_IN, sequences.steps // 2)
         )
         long = np.nonzero(sequences.lengths >= longest)[0]
-        place = np.arange(_relax.PROBE_ROWS)
+        place = np.arange(plan.PROBE_ROWS)
         b = long[place % len(long)]
         t = ((sequences.lengths[b] - longest) * (place / (len(place) - 1))).astype(np.int64)
 
@@ -508,40 +561,33 @@ class _Run:
             return sequences.take(x.detach(), t + np.arange(start, stop)[:, None], b)
 
         with torch.no_grad():
-            steps = _relax.probe(
-                self.kernel,
-                windows,
-                self.kernel.flat(self.weights),
-                longest,
-                self._tolerance(x),
-                worthwhile,
-            )
+            weights = self.kernel.flat(self.weights)
+            tolerance = self._tolerance(x)
+            steps = plan.probe(self.kernel, windows, weights, longest, tolerance, worthwhile)
         if steps is None:
             return 0
         self.history.learn(steps)
         return self.history.burn_in
 
     def _tolerance(self, x: Tensor) -> float:
-        return self.module.tol or _relax.tolerance_of(x)
+        return self.module.tol or costs.tolerance_of(x)
 
     def _relax(
-        self, plan: Plan, sequences: Sequences, x: Tensor, first: State
+        self, choice: Plan, sequences: Sequences, x: Tensor, first: State
     ) -> tuple[Tensor, State, Layout, Report]:
-        module, fixed = self.module, self.module.passes is not None
-        layout = Layout([int(n) // plan.width for n in sequences.lengths], x.device)
-        tolerance = self._tolerance(x)
+        module = self.module
         call = Call(
-            self.kernel,
-            plan,
-            layout,
-            tolerance,
-            max(_relax.adjoint_tolerance_of(x), 0.0 if module.tol is None else module.tol),
+            choice,
+            Layout([int(n) // choice.width for n in sequences.lengths], x.device),
+            self._tolerance(x),
+            max(costs.adjoint_tolerance_of(x), module.tol or 0.0),
             module.passes,
+            module.recompute,
             self.history,
-            _relax.FixedReport() if fixed else Report(),
+            Report() if module.passes is None else FixedReport(),
         )
-        rows = sequences.rows(x, layout, plan.width)
-        y, *final = Relax.apply(call, rows, *first, *self.weights)
+        rows = sequences.rows(x, call.layout, choice.width)
+        y, *final = _apply(Relax, call, rows, *first, *self.weights)
         return y, tuple(final), call.layout, call.report
 
     # ---- The serial kernel -----------------------------------------------------------------------
@@ -552,9 +598,9 @@ class _Run:
         """Run what follows each sequence's chunks, from the states after them."""
         starts = np.asarray(layout.counts, dtype=np.int64) * width
         groups: dict[tuple[int, int], list[int]] = {}
-        for b, (start, length) in enumerate(zip(starts, sequences.lengths, strict=True)):
+        for row, (start, length) in enumerate(zip(starts, sequences.lengths, strict=True)):
             if start < length:
-                groups.setdefault((int(start), int(length)), []).append(b)
+                groups.setdefault((int(start), int(length)), []).append(row)
         if not groups:
             return [], state
         weights = self._flat_weights()
@@ -584,7 +630,7 @@ class _Run:
         self,
         sequences: Sequences,
         x: Tensor,
-        starts: np.ndarray,
+        starts: Index,
         state: State,
         weights: Sequence[Tensor],
     ) -> tuple[list[_Piece], State]:
@@ -605,7 +651,7 @@ class _Run:
         flat = self.kernel.flat(self.weights)
         if all(f.data_ptr() == w.data_ptr() for f, w in zip(flat, self.weights, strict=True)):
             return self.weights
-        return _Flatten.apply(self.kernel, *self.weights)
+        return _apply(_Flatten, self.kernel, *self.weights)
 
     def _chain(
         self,
@@ -622,12 +668,12 @@ class _Run:
             return self.kernel(x, state, weights, train, batch_sizes)
         outputs = []
         if batch_sizes is None:
-            for part in x.split(_relax.LONGEST):
+            for part in x.split(_LONGEST):
                 y, state = self.kernel(part, state, weights, train)
                 outputs.append(y)
             return torch.cat(outputs), state
         at = 0
-        for sizes in batch_sizes.split(_relax.LONGEST):
+        for sizes in batch_sizes.split(_LONGEST):
             n, total = int(sizes[0]), int(sizes.sum())
             y, end = self.kernel(
                 x[at : at + total], tuple(s[:n] for s in state), weights, train, sizes
@@ -656,9 +702,9 @@ class LSTM(_Parallel, nn.LSTM):
     all layers in one call. Networks that forget slowly or never, e.g. with forget gates near 1, are
     noticed by a probe of up to 4% of the steps, which is made again after ever more calls.
 
-    Repeated calls choose the same chunks, and give the same bits, unless what they learned no longer
-    fits the weights. With torch.use_deterministic_algorithms they learn nothing. Rows of a batch
-    have the bits that the framework's kernel gives them, which depend on the batch.
+    Repeated calls choose the same chunks, and give the same bits, unless what they learned no
+    longer fits the weights. With torch.use_deterministic_algorithms they learn nothing. Rows of a
+    batch have the bits that the framework's kernel gives them, which depend on the batch.
 
     Differences to torch.nn.LSTM: dropout between layers draws other masks on a GPU where layers run
     one by one. Under autocast and torch.func the framework's kernel runs.
@@ -678,6 +724,9 @@ class LSTM(_Parallel, nn.LSTM):
         width: steps of a chunk. None chooses.
         burn_in: steps that yield the first estimate of a chunk's start state. None chooses, and
             learns from call to call.
+        recompute: run chunks again in backward, which saves only inputs, outputs and the states at
+            chunks' starts. False keeps what cuDNN needs of them, which is as much as torch.nn's
+            layer keeps, and takes about a fifth less time.
         kwargs: torch.nn's.
 
     Example:
