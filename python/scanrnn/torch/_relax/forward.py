@@ -56,7 +56,9 @@ class Trace:
         x = [self.x] if self.wants[0] else []
         weights = self.weights if self.wants[1] else []
         inputs = [*self.start, *x, *weights]
-        grads = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
+        grads: tuple[Tensor | None, ...] = torch.autograd.grad(
+            outputs, inputs, cotangents, allow_unused=True
+        )
         n = len(self.start)
         starts = zip(self.start, grads[:n], strict=True)
         return (

@@ -158,7 +158,8 @@ def choose(
             return None
         best = min(widths, key=cost)
         # Near it, one that leaves few steps over, or none.
-        width = min(range(best, best + max(2, best // 5)), key=lambda w: (cost(w), w))
+        most = min(best + max(1, best // 5), longest // 2)
+        width = min(range(best, most + 1), key=lambda w: (cost(w), w))
     if longest < 2 * width or (not force and cost(width) * GAIN > serial):
         return None
     return Plan(kernel, width, burn_in, device_type, dtype, math.inf if force else serial)
