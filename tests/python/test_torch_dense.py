@@ -275,7 +275,7 @@ def test_status_converged():
     assert report is module.last_report
     assert report.status == "converged"
     assert report.passes == 1
-    assert 0 < report.residual <= report.tolerance == 1e-6
+    assert 0 < report.residual <= report.tolerance == 2e-6
     assert report.first_unconverged_step is None
     assert report.chunks == 2 * (1000 // report.width)
     assert report.depth < 500
@@ -472,8 +472,8 @@ def test_the_burn_in_follows_the_network():
     assert reports[-1].burn_in > 2 * short
     with torch.no_grad():
         reference.bias_ih_l0[16:32] -= 2
-    reports = [module(x, return_report=True)[2] for _ in range(3)]
-    assert reports[-1].burn_in < reports[0].burn_in
+    reports = [module(x, return_report=True)[2] for _ in range(8)]
+    assert reports[-1].burn_in < reports[0].burn_in / 2
 
 
 def test_a_network_that_does_not_forget_is_noticed_by_the_probe(monkeypatch):
@@ -504,8 +504,8 @@ def test_where_relaxing_pays():
     assert choice(Kernel("LSTM", 1024, 1024), 64, 2048) is None
     assert choice(big, 1, 4096, "cpu") is None
     wide = Kernel("LSTM", 4096, 64)
-    args = ("cuda", torch.float32, True, True)
-    assert costs.step_us(wide, 64, *args) > costs.step_us(Kernel("LSTM", 64, 64), 64, *args)
+    args = (2000, 64, "cuda", torch.float32, True, True)
+    assert costs.run_us(wide, *args) > costs.run_us(Kernel("LSTM", 64, 64), *args)
 
 
 # ---- Modules -------------------------------------------------------------------------------------

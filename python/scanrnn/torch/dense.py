@@ -40,7 +40,7 @@ class _Parallel(nn.RNNBase):
             relaxes wherever a sequence has two chunks, and still falls back to the serial kernel
             where that does not converge. False always takes the serial kernel.
         tol: mismatch between chunks, relative to max(1, |state|), that counts as agreement. None
-            means 1e-12, 1e-6, 4e-3 and 3e-2 for float64, float32, float16 and bfloat16, and 5e-4
+            means 1e-12, 2e-6, 4e-3 and 3e-2 for float64, float32, float16 and bfloat16, and 5e-4
             where cuDNN may use TF32 (torch.backends.cudnn.allow_tf32).
         passes: a fixed number of passes over all chunks, beside the burn-in: nothing waits for the
             device, and CUDA graphs can record the call. Nothing is checked either: the report says
@@ -152,23 +152,20 @@ class _Parallel(nn.RNNBase):
             TypeError: a dtype is wrong.
             RuntimeError: a CUDA graph is captured, and the number of passes is not fixed.
         """
-        if torch.compiler.is_compiling():
-            result: tuple[Any, ...] = self._uncompiled(input, hx, return_report)
-            return result
+        result: tuple[Any, ...]
         grad = torch.is_grad_enabled()
-        if hx is None and isinstance(input, Tensor) and (self.training or not grad):
+        plain = hx is None and (self.training or not grad) and not torch.compiler.is_compiling()
+        if plain and isinstance(input, Tensor):
             case = (input.shape, input.dtype, input.device, grad, self.parallel)
             report = self._serial_cases.get(case)
             if report is not None:  # nothing beside torch.nn's layer
                 self.__dict__["last_report"] = report
                 result = super().forward(input, hx)
                 return (*result, report) if return_report else result
-        return self._run(input, hx, return_report)
+        result = self._run(input, hx, return_report)
+        return result
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _uncompiled(self, *args: Any) -> tuple[Any, ...]:
-        return self._run(*args)
-
     def _run(self, input: Tensor | PackedSequence, hx: Any, return_report: bool) -> tuple[Any, ...]:
         packed = isinstance(input, PackedSequence)
         batch_sizes = order = back = None
@@ -288,27 +285,35 @@ class _Parallel(nn.RNNBase):
             return None
         total = x.numel() // x.shape[-1]
         batch = max(1, total // steps)
-        for layer in {0, self.num_layers - 1}:
+        total = total if packed else batch * steps
+        known = False
+        for history, layer in zip(self._history, self._layers(), strict=True):
+            known = known or history.burn_in > 0
             choice = plan.choose(
                 self._kernel(layer),
                 batch,
                 steps,
-                total if packed else batch * steps,
+                total,
                 x.device.type,
                 x.dtype,
                 torch.is_grad_enabled(),
-                self.burn_in or plan.SHORTEST,
+                self.burn_in or history.burn_in or plan.LIKELY,
                 self.width,
             )
             if choice is not None:
                 break
         else:
-            return Report(depth=steps)
+            return Report(depth=steps, pause=known)
         if self.passes is None and all(h.pause for h in self._history):
             for history in self._history:
                 history.pause -= 1
             return Report(depth=steps, pause=True)
         return None
+
+    def _layers(self) -> list[int]:
+        """The layer of each history."""
+        directions = 2 if self.bidirectional else 1
+        return [i // directions for i in range(len(self._history))]
 
     def _framework(
         self, x: Tensor, state: State, batch_sizes: Tensor | None
@@ -530,7 +535,7 @@ class _Run:
         if not burn_in and history.pause and not force:
             history.pause -= 1
             return None
-        if choose(burn_in or plan.SHORTEST) is None:
+        if choose(burn_in or plan.LIKELY) is None:
             return None
         if x.is_cuda and module.passes is None and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -539,7 +544,7 @@ class _Run:
                 "outside the capture) or parallel=False"
             )
         if not burn_in:
-            burn_in = self._probe(sequences, x, lambda k: choose(k) is not None)
+            burn_in = self._probe(sequences, x, choose)
             if not burn_in and not force:
                 history.fail()
                 return None
@@ -548,12 +553,12 @@ class _Run:
             return choice
         return dataclasses.replace(choice, adjoint=history.adjoint)
 
-    def _probe(self, sequences: Sequences, x: Tensor, worthwhile: Callable[[int], bool]) -> int:
-        longest = max(
-            int(plan.PROBE_SHARE * sequences.steps), min(plan.BURN_IN, sequences.steps // 2)
+    def _probe(self, sequences: Sequences, x: Tensor, choose: Callable[[int], Plan | None]) -> int:
+        longest = plan.probe_steps(
+            self.kernel, sequences.batch, sequences.steps, x, torch.is_grad_enabled()
         )
         long = np.nonzero(sequences.lengths >= longest)[0]
-        place = np.arange(plan.PROBE_ROWS)
+        place = np.arange(plan.PROBE_PLACES)
         b = long[place % len(long)]
         t = ((sequences.lengths[b] - longest) * (place / (len(place) - 1))).astype(np.int64)
 
@@ -563,7 +568,7 @@ class _Run:
         with torch.no_grad():
             weights = self.kernel.flat(self.weights)
             tolerance = self._tolerance(x)
-            steps = plan.probe(self.kernel, windows, weights, longest, tolerance, worthwhile)
+            steps = plan.probe(self.kernel, windows, weights, longest, tolerance, choose)
         if steps is None:
             return 0
         self.history.learn(steps)
@@ -585,6 +590,7 @@ class _Run:
             module.recompute,
             self.history,
             Report() if module.passes is None else FixedReport(),
+            rounding=costs.ROUNDING if module.tol is None else 1.0,
         )
         rows = sequences.rows(x, call.layout, choice.width)
         y, *final = _apply(Relax, call, rows, *first, *self.weights)
@@ -716,7 +722,7 @@ class LSTM(_Parallel, nn.LSTM):
             relaxes wherever a sequence has two chunks, and still falls back to the serial kernel
             where that does not converge. False always takes the serial kernel.
         tol: mismatch between chunks, relative to max(1, |state|), that counts as agreement. None
-            means 1e-12, 1e-6, 4e-3 and 3e-2 for float64, float32, float16 and bfloat16, and 5e-4
+            means 1e-12, 2e-6, 4e-3 and 3e-2 for float64, float32, float16 and bfloat16, and 5e-4
             where cuDNN may use TF32 (torch.backends.cudnn.allow_tf32).
         passes: a fixed number of passes over all chunks, beside the burn-in: nothing waits for the
             device, and CUDA graphs can record the call. Nothing is checked either: the report says

@@ -85,6 +85,7 @@ class Call:
             there is none.
         kept: the rows that were kept, if not all.
         trace: the run that yielded the outputs, if it was kept.
+        rounding: how many tolerances count as rounding, if a pass leaves them as they are.
     """
 
     plan: Plan
@@ -98,6 +99,7 @@ class Call:
     wants: tuple[bool, bool] | None = None
     kept: Tensor | None = None
     trace: Trace | None = None
+    rounding: float = 1.0
 
     @property
     def kernel(self) -> Kernel:
@@ -155,8 +157,7 @@ class Call:
         if steps:
             early, ends = self.run(x[w - steps :], ends, weights)
         for _ in range(warm):
-            early = None
-            _, ends = self.run(x, self.layout.split(first, ends)[0], weights)
+            early, ends = self.run(x, self.layout.split(first, ends)[0], weights)
         extra = (self.passes or 1) - 1
         for _ in range(extra):
             _, ends = self.run(x, self.layout.split(first, ends)[0], weights)
@@ -202,7 +203,11 @@ class Call:
                 break
             widest = float(gaps[moved].max())
             spent += self.plan.pass_us(len(moved), False)
-            hopeless = report.passes > 1 and contraction > 0.5 and len(moved) > 1
+            stalled = report.passes > 1 and contraction > 0.5
+            if stalled and widest <= self.rounding * self.tolerance:
+                moved = moved[:0]
+                break
+            hopeless = stalled and len(moved) > 1
             if not math.isfinite(widest) or hopeless or spent > budget:
                 break
             self.trace = None
@@ -227,19 +232,22 @@ class Call:
     def _learn(self, gaps: Curve, size: float, curve: Curve, contraction: float) -> None:
         """What the next call should know, and what a mismatch does to the outputs."""
         burn_in, w, report = self.plan.burn_in, self.plan.width, self.report
-        report._residual = float(gaps[gaps <= self.tolerance].max(initial=0.0))
+        converged = bool((gaps <= self.rounding * self.tolerance).all())
+        report._residual = float(gaps.max()) if converged else 0.0
         most = burn_in + (report.passes - 1) * w
         growth, needed = 1.0, most
         if len(curve) and size > 0 and np.isfinite(curve).all():
             growth = max(1.0, float(curve.max()) / size)
-            rate = min(1.0, max(float(curve[-1]), 1e-30) / size) ** (1 / len(curve))
+            rate = min(1.0, max(float(curve[-1]), 1e-30) / size) ** (1 / burn_in)
             contraction = max(contraction, rate**w)
             steps = decayed(curve, self.tolerance)
-            if steps is None and rate < 1:
+            if steps is not None:
+                needed = burn_in - len(curve) + steps
+            elif rate < 1:
                 steps = math.ceil(math.log(min(self.tolerance / size, 0.9)) / math.log(rate))
-            needed = min(most, burn_in - len(curve) + (steps or most))
+                needed = min(most, 2 * burn_in, steps)
         report._amplification = growth / (1 - min(contraction, 0.9))
-        if (gaps <= self.tolerance).all():
+        if converged:
             self.history.learn(needed)
 
     def _keep(self, moved: NDArrayInt, gaps: Curve, contraction: float) -> None:

@@ -18,12 +18,16 @@ from .kernel import Kernel, State
 Curve = NDArray[np.float64]
 
 SHORTEST = 16  # burn-in
+LIKELY = 40  # burn-in, as long as nothing is known
 BURN_IN = 48  # steps; weights as initialised forget to 5e-7 in 32 steps, to 1e-7 in 48
 PROBE_STEPS = 128  # the first length of a probe
-PROBE_ROWS = 32  # places at which it looks
-PROBE_SHARE = 0.04  # of the steps of a sequence are what all of a probe may take
+PROBE_PLACES = 8  # at which it looks
+PROBE_SHARE = 0.04  # of the serial cost is what all of a probe may take
+SURE = (
+    0.1  # of the serial cost is what may be spent on a burn-in that a probe did not see the end of
+)
 EXTRA_SHARE = 0.08  # of the serial cost are what passes that were not planned may take
-GAIN = 1.25  # predicted speed-up below which the serial kernel runs
+GAIN = 1.4  # predicted speed-up below which the serial kernel runs
 WIDTHS = [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
 
 
@@ -51,7 +55,7 @@ class History:
         """Take note of steps that were enough."""
         self.needed, self.failures = needed, 0
         wanted = max(SHORTEST, 8 * math.ceil((1.25 * needed + 4) / 8))
-        if not needed * 1.1 <= self.burn_in <= 2 * wanted:
+        if not needed <= self.burn_in <= 2 * wanted:
             self.burn_in = wanted
 
     def fail(self) -> None:
@@ -71,7 +75,9 @@ class Plan:
         burn_in: steps K before each pass that counts; whole multiples of w in it are passes.
         device_type: of the tensors.
         dtype: of the tensors.
-        serial_us: predicted time of the serial kernel, forward or forward and backward.
+        serial_us: predicted time of the serial kernel, forward or forward and backward; inf if
+            chunks are wanted at any price.
+        us: predicted time of the relaxation.
         adjoint: the burn-in of the backward pass, if that is longer. Kept from the forward pass on,
             so that backward again gives the same bits.
     """
@@ -82,18 +88,24 @@ class Plan:
     device_type: str
     dtype: torch.dtype
     serial_us: float
+    us: float
     adjoint: int = 0
 
     def pass_us(self, rows: int, grad: bool) -> float:
         """Predicted time of a pass over that many chunks."""
-        return machine_call(self.device_type, grad) + self.width * costs.step_us(
-            self.kernel, rows, self.device_type, self.dtype, grad, True
-        )
+        return costs.run_us(self.kernel, self.width, rows, self.device_type, self.dtype, grad, True)
 
 
-def machine_call(device_type: str, grad: bool) -> float:
-    """Microseconds of a call of the kernel, beside its steps."""
-    return costs.machine(device_type).call[grad]
+def probe_steps(kernel: Kernel, sequences: int, longest: int, x: Tensor, grad: bool) -> int:
+    """Steps that a probe may take."""
+
+    def run(steps: float, rows: float, grad: bool, many: bool) -> float:
+        return costs.run_us(kernel, steps, rows, x.device.type, x.dtype, grad, many)
+
+    serial = run(longest, sequences, grad, False)
+    step = run(1e4, 2 * PROBE_PLACES, False, False) / 1e4
+    steps = min(PROBE_SHARE * serial / step, PROBE_SHARE * longest)
+    return max(int(steps), min(BURN_IN, longest // 2))
 
 
 def split(burn_in: int, width: int) -> tuple[int, int]:
@@ -132,23 +144,21 @@ def choose(
     if not total:
         return None
 
-    def step(rows: float, grad: bool, many: bool) -> float:
-        return costs.step_us(kernel, rows, device_type, dtype, grad, many)
+    def run(steps: float, rows: float, grad: bool, many: bool) -> float:
+        return costs.run_us(kernel, steps, rows, device_type, dtype, grad, many)
 
-    kind = costs.machine(device_type)
-    serial = kind.call[grad] + longest * step(total / longest, grad, False)
+    serial = run(longest, total / longest, grad, False)
+    around = costs.machine(device_type).relaxation
 
     def cost(w: int) -> float:
         first, passes = split(burn_in, w)
-        calls = (first > 0) + passes + 1
-        rows, steps = total / w, burn_in + w
-        us = kind.relaxation[0] + calls * kind.call[0] + steps * step(rows, False, True)
-        if grad:
-            us += kind.relaxation[1] + calls * kind.call[1] + steps * step(rows, True, True)
         rest = longest % w
-        if rest:
-            us += kind.call[grad] + rest * step(sequences, grad, False)
-        return us
+        us = 0.0
+        for backward in (False, True) if grad else (False,):
+            us += around[backward] + (passes + 1) * run(w, total / w, backward, True)
+            if first:
+                us += run(first, total / w, backward, True)
+        return us + (run(rest, sequences, grad, False) if rest else 0.0)
 
     if width is None:
         widths = [w for w in WIDTHS if 2 * w <= longest]
@@ -162,7 +172,9 @@ def choose(
         width = min(range(best, most + 1), key=lambda w: (cost(w), w))
     if longest < 2 * width or (not force and cost(width) * GAIN > serial):
         return None
-    return Plan(kernel, width, burn_in, device_type, dtype, math.inf if force else serial)
+    return Plan(
+        kernel, width, burn_in, device_type, dtype, math.inf if force else serial, cost(width)
+    )
 
 
 def decayed(curve: Curve, tolerance: float) -> int | None:
@@ -193,7 +205,7 @@ def probe(
     weights: Sequence[Tensor],
     longest: int,
     tolerance: float,
-    worthwhile: Callable[[int], bool],
+    choose: Callable[[int], Plan | None],
 ) -> int | None:
     """Steps after which runs from different states agree, as seen at some places.
 
@@ -206,7 +218,7 @@ def probe(
         weights: of the layer.
         longest: steps that may be taken.
         tolerance: of agreement.
-        worthwhile: whether a burn-in of so many steps pays.
+        choose: the plan for a burn-in of so many steps, None if that doesn't pay.
 
     Returns:
         The number of steps, or None if the network does not forget soon enough.
@@ -232,7 +244,8 @@ def probe(
         if steps is not None:
             return steps
         done, length = length, min(2 * length, longest)
-        if not worthwhile(done) or not np.isfinite(curve[-1]):
+        if choose(done) is None or not np.isfinite(curve[-1]):
             return None
     steps = extrapolated(curve, tolerance) if len(curve) else None
-    return steps if steps is not None and worthwhile(steps) else None
+    plan = None if steps is None else choose(steps)
+    return steps if plan is not None and plan.us <= SURE * plan.serial_us else None

@@ -29,7 +29,8 @@ class Report:
             rounding takes a path of its own, and what holds is the residual alone.
         first_unconverged_step: the step, in the layer's direction, from which the serial kernel
             ran instead, for the sequences that had not converged; None if all had.
-        tolerance: what the residual was compared with.
+        tolerance: what the residual was compared with. A residual of up to 8 times as much counts
+            as rounding, if a further pass left it as it was and no tolerance was asked for.
         width: steps of a chunk.
         chunks: number of chunks, over all sequences.
         burn_in: steps that gave the first estimate of a start state.
