@@ -1,7 +1,8 @@
 """Recurrences as JAX functions, under jit, grad, vmap, jvp and shard_map.
 
 `scan` and `sru` are the differentiable versions of `scanrnn.scan` and `scanrnn.cells.sru`;
-`sru_init` and `sru_layer` are a layer, with its parameters in a dictionary.
+`sru_init` and `sru_layer` are a layer, with its parameters in a dictionary. `lstm`, `gru` and `rnn`
+are torch.nn's layers, parallel in time (under jit, reverse mode once, and vmap).
 """
 
 try:
@@ -21,7 +22,20 @@ for _platform in ("cpu", "CUDA"):  # JAX keeps those for CUDA until it finds a G
     for _name, _handler in _core.ffi_targets(_platform).items():
         jax.ffi.register_ffi_target(_name, _handler, platform=_platform)
 
+from ._dense import DenseParams, DenseReport, gru, lstm, rnn  # noqa: E402
 from ._scan import scan  # noqa: E402
 from ._sru import SruParams, sru, sru_init, sru_layer, sru_step  # noqa: E402
 
-__all__ = ["SruParams", "scan", "sru", "sru_init", "sru_layer", "sru_step"]
+__all__ = [
+    "DenseParams",
+    "DenseReport",
+    "SruParams",
+    "gru",
+    "lstm",
+    "rnn",
+    "scan",
+    "sru",
+    "sru_init",
+    "sru_layer",
+    "sru_step",
+]

@@ -235,7 +235,7 @@ class Call:
         converged = bool((gaps <= self.rounding * self.tolerance).all())
         report._residual = float(gaps.max()) if converged else 0.0
         most = burn_in + (report.passes - 1) * w
-        growth, needed = 1.0, most
+        growth, needed, bound = 1.0, most, False
         if len(curve) and size > 0 and np.isfinite(curve).all():
             growth = max(1.0, float(curve.max()) / size)
             rate = min(1.0, max(float(curve[-1]), 1e-30) / size) ** (1 / burn_in)
@@ -243,12 +243,13 @@ class Call:
             steps = decayed(curve, self.tolerance)
             if steps is not None:
                 needed = burn_in - len(curve) + steps
+                bound = steps == 1 and needed > 1
             elif rate < 1:
                 steps = math.ceil(math.log(min(self.tolerance / size, 0.9)) / math.log(rate))
                 needed = min(most, 2 * burn_in, steps)
         report._amplification = growth / (1 - min(contraction, 0.9))
         if converged:
-            self.history.learn(needed)
+            self.history.learn(needed, bound=bound)
 
     def _keep(self, moved: NDArrayInt, gaps: Curve, contraction: float) -> None:
         """Keep what converged, of each sequence."""

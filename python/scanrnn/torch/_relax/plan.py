@@ -51,9 +51,12 @@ class History:
     pause: int = 0
     failures: int = 0
 
-    def learn(self, needed: int) -> None:
-        """Take note of steps that were enough."""
+    def learn(self, needed: int, *, bound: bool = False) -> None:
+        """Take note of steps that were enough; as a bound, if maybe fewer are."""
         self.needed, self.failures = needed, 0
+        if bound:
+            self.burn_in = needed if needed <= 0.75 * self.burn_in else self.burn_in
+            return
         wanted = max(SHORTEST, 8 * math.ceil((1.25 * needed + 4) / 8))
         if not needed <= self.burn_in <= 2 * wanted:
             self.burn_in = wanted
