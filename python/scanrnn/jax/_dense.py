@@ -121,8 +121,8 @@ def _leaf(config: _Config, params: Any, x: Array, state: State) -> tuple[Array, 
     precision: Any = config.precision
 
     def product(a: Array, weight: Array, bias: Array | None) -> Array:
-        y = jnp.matmul(a, weight.T, precision=precision)
-        return y if bias is None else y + bias
+        y: Array = jnp.matmul(a, weight.T, precision=precision)
+        return y if bias is None else jnp.add(y, bias)
 
     def recur(h: Array) -> Array:
         return product(h, params["weight_hh"], params.get("bias_hh"))

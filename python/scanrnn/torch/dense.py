@@ -621,12 +621,12 @@ class _Run:
                 part = x[start:]
             else:
                 part = sequences.take(x, t, b)
-            index = torch.from_numpy(b).to(x.device)
-            begin = state if everyone else tuple(s.index_select(0, index) for s in state)
-            y, end = self._chain(part, begin, weights)
             if everyone:
-                state = end
+                y, state = self._chain(part, state, weights)
             else:
+                index = torch.from_numpy(b).to(x.device)
+                begin = tuple(s.index_select(0, index) for s in state)
+                y, end = self._chain(part, begin, weights)
                 pairs = zip(state, end, strict=True)
                 state = tuple(s.index_copy(0, index, e) for s, e in pairs)
             pieces.append(_Piece(t, b, y))
