@@ -32,6 +32,7 @@ def test_an_example_for_each_framework():
         "torch",
         "jax",
         "cupy",
+        "torch",
     ]
 
 

@@ -4,7 +4,8 @@
 differentiable versions of `scanrnn.scan` and of those in `scanrnn.cells`. Of every cell there are
 also one step for decoding (`sru_step`), and a layer with its parameters in a dictionary (`sru_init`
 and `sru_layer`); of `gilr_lstm` and `s5`, which are made of others, there is the layer alone.
-`scanrnn.jax.nnx` has the layers as Flax modules.
+`scanrnn.jax.nnx` has the layers as Flax modules. `lstm`, `gru` and
+`rnn` are torch.nn's layers, parallel in time (under jit, reverse mode once, and vmap).
 """
 
 import importlib
@@ -53,6 +54,7 @@ from ._cells import (  # noqa: E402
     sru,
     sru_step,
 )
+from ._dense import DenseParams, DenseReport, gru, lstm, rnn  # noqa: E402
 from ._layers import (  # noqa: E402
     Params,
     SruParams,
@@ -82,6 +84,8 @@ from ._lru import lru, lru_step  # noqa: E402
 from ._scan import scan  # noqa: E402
 
 __all__ = [
+    "DenseParams",
+    "DenseReport",
     "Params",
     "SequenceOptions",
     "SruParams",
@@ -91,6 +95,7 @@ __all__ = [
     "gilr_lstm_init",
     "gilr_lstm_layer",
     "gilr_step",
+    "gru",
     "hgrn",
     "hgrn_bounds",
     "hgrn_init",
@@ -100,6 +105,7 @@ __all__ = [
     "lru_init",
     "lru_layer",
     "lru_step",
+    "lstm",
     "min_gru",
     "min_gru_init",
     "min_gru_layer",
@@ -116,6 +122,7 @@ __all__ = [
     "rg_lru_init",
     "rg_lru_layer",
     "rg_lru_step",
+    "rnn",
     "s5_init",
     "s5_layer",
     "scan",

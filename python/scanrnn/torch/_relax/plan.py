@@ -1,0 +1,254 @@
+"""Whether to relax, in chunks of how many steps, after a burn-in of how many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from . import costs
+from .kernel import Kernel, State
+
+Curve = NDArray[np.float64]
+
+SHORTEST = 16  # burn-in
+LIKELY = 40  # burn-in, as long as nothing is known
+BURN_IN = 48  # steps; weights as initialised forget to 5e-7 in 32 steps, to 1e-7 in 48
+PROBE_STEPS = 128  # the first length of a probe
+PROBE_PLACES = 8  # at which it looks
+PROBE_SHARE = 0.04  # of the serial cost is what all of a probe may take
+SURE = (
+    0.1  # of the serial cost is what may be spent on a burn-in that a probe did not see the end of
+)
+EXTRA_SHARE = 0.08  # of the serial cost are what passes that were not planned may take
+GAIN = 1.4  # predicted speed-up below which the serial kernel runs
+WIDTHS = [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
+
+
+@dataclass
+class History:
+    """What calls of one layer and direction learned.
+
+    Attributes:
+        needed: steps after which runs from different states agreed to the tolerance; None if that
+            isn't known.
+        burn_in: what was chosen from that; changed only where it no longer fits, so that repeated
+            calls keep the bits of their results.
+        adjoint: the same for cotangents, where they needed more than states.
+        pause: calls to run serially before the next probe.
+        failures: probes and calls in a row that did not converge.
+    """
+
+    needed: int | None = None
+    burn_in: int = 0
+    adjoint: int = 0
+    pause: int = 0
+    failures: int = 0
+
+    def learn(self, needed: int, *, bound: bool = False) -> None:
+        """Take note of steps that were enough; as a bound, if maybe fewer are."""
+        self.needed, self.failures = needed, 0
+        if bound:
+            self.burn_in = needed if needed <= 0.75 * self.burn_in else self.burn_in
+            return
+        wanted = max(SHORTEST, 8 * math.ceil((1.25 * needed + 4) / 8))
+        if not needed <= self.burn_in <= 2 * wanted:
+            self.burn_in = wanted
+
+    def fail(self) -> None:
+        """It did not converge: run serially for a while, longer each time."""
+        self.needed, self.burn_in, self.adjoint = None, 0, 0
+        self.failures += 1
+        self.pause = min(2**self.failures, 64)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to cut sequences into chunks.
+
+    Attributes:
+        kernel: the layer.
+        width: steps w of a chunk.
+        burn_in: steps K before each pass that counts; whole multiples of w in it are passes.
+        device_type: of the tensors.
+        dtype: of the tensors.
+        serial_us: predicted time of the serial kernel, forward or forward and backward; inf if
+            chunks are wanted at any price.
+        us: predicted time of the relaxation.
+        adjoint: the burn-in of the backward pass, if that is longer. Kept from the forward pass on,
+            so that backward again gives the same bits.
+    """
+
+    kernel: Kernel
+    width: int
+    burn_in: int
+    device_type: str
+    dtype: torch.dtype
+    serial_us: float
+    us: float
+    adjoint: int = 0
+
+    def pass_us(self, rows: int, grad: bool) -> float:
+        """Predicted time of a pass over that many chunks."""
+        return costs.run_us(self.kernel, self.width, rows, self.device_type, self.dtype, grad, True)
+
+
+def probe_steps(kernel: Kernel, sequences: int, longest: int, x: Tensor, grad: bool) -> int:
+    """Steps that a probe may take."""
+
+    def run(steps: float, rows: float, grad: bool, many: bool) -> float:
+        return costs.run_us(kernel, steps, rows, x.device.type, x.dtype, grad, many)
+
+    serial = run(longest, sequences, grad, False)
+    step = run(1e4, 2 * PROBE_PLACES, False, False) / 1e4
+    steps = min(PROBE_SHARE * serial / step, PROBE_SHARE * longest)
+    return max(int(steps), min(BURN_IN, longest // 2))
+
+
+def split(burn_in: int, width: int) -> tuple[int, int]:
+    """A burn-in as steps of a first run, and whole passes after it."""
+    passes, first = divmod(burn_in, width)
+    return (width, passes - 1) if passes and not first else (first, passes)
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    kernel: Kernel,
+    sequences: int,
+    longest: int,
+    total: int,
+    device_type: str,
+    dtype: torch.dtype,
+    grad: bool,
+    burn_in: int,
+    width: int | None = None,
+    force: bool = False,
+) -> Plan | None:
+    """The chunks that take least time, or None where the serial kernel does.
+
+    Args:
+        kernel: the layer.
+        sequences: number of them.
+        longest: steps of the longest.
+        total: steps of all.
+        device_type: where it runs.
+        dtype: in what.
+        grad: whether a backward pass follows.
+        burn_in: steps.
+        width: of chunks, if that is given.
+        force: chunks even if they are slower.
+    """
+    if not total:
+        return None
+
+    def run(steps: float, rows: float, grad: bool, many: bool) -> float:
+        return costs.run_us(kernel, steps, rows, device_type, dtype, grad, many)
+
+    serial = run(longest, total / longest, grad, False)
+    around = costs.machine(device_type).relaxation
+
+    def cost(w: int) -> float:
+        first, passes = split(burn_in, w)
+        rest = longest % w
+        us = 0.0
+        for backward in (False, True) if grad else (False,):
+            us += around[backward] + (passes + 1) * run(w, total / w, backward, True)
+            if first:
+                us += run(first, total / w, backward, True)
+        return us + (run(rest, sequences, grad, False) if rest else 0.0)
+
+    if width is None:
+        widths = [w for w in WIDTHS if 2 * w <= longest]
+        if force and not widths and longest >= 2:
+            widths = [longest // 2]
+        if not widths:
+            return None
+        best = min(widths, key=cost)
+        # Near it, one that leaves few steps over, or none.
+        most = min(best + max(1, best // 5), longest // 2)
+        width = min(range(best, most + 1), key=lambda w: (cost(w), w))
+    if longest < 2 * width or (not force and cost(width) * GAIN > serial):
+        return None
+    return Plan(
+        kernel, width, burn_in, device_type, dtype, math.inf if force else serial, cost(width)
+    )
+
+
+def decayed(curve: Curve, tolerance: float) -> int | None:
+    """Steps after which a difference stays within the tolerance; None if it doesn't."""
+    above = np.nonzero(~(curve <= tolerance))[0]
+    if not len(above):
+        return 1
+    return None if above[-1] + 1 >= len(curve) else int(above[-1]) + 2
+
+
+def extrapolated(curve: Curve, tolerance: float) -> int | None:
+    """The same for a difference that has clearly begun to decay; None if it has not.
+
+    Fits a line to the logarithms of the second half.
+    """
+    half = curve[len(curve) // 2 :]
+    if not np.isfinite(curve).all() or half[-1] <= 0 or half[-1] > 0.03 * curve.max():
+        return None
+    slope = np.polyfit(np.arange(len(half)), np.log(np.maximum(half, 1e-300)), 1)[0]
+    if slope >= 0:
+        return None
+    return len(curve) + math.ceil(math.log(tolerance / float(half[-1])) / float(slope))
+
+
+def probe(
+    kernel: Kernel,
+    windows: Callable[[int, int], Tensor],
+    weights: Sequence[Tensor],
+    longest: int,
+    tolerance: float,
+    choose: Callable[[int], Plan | None],
+) -> int | None:
+    """Steps after which runs from different states agree, as seen at some places.
+
+    Two runs, from zero and from an arbitrary state, see the same inputs. It takes twice as long
+    each time until they agree, and gives up where a burn-in of what has passed would not pay.
+
+    Args:
+        kernel: the layer.
+        windows: (start, stop) to inputs (stop - start, places, features).
+        weights: of the layer.
+        longest: steps that may be taken.
+        tolerance: of agreement.
+        choose: the plan for a burn-in of so many steps, None if that doesn't pay.
+
+    Returns:
+        The number of steps, or None if the network does not forget soon enough.
+    """
+    done, length = 0, min(PROBE_STEPS, longest)
+    differences: list[Tensor] = []
+    state: State = ()
+    curve: Curve = np.empty(0)
+    while done < length:
+        x = windows(done, length)
+        if not state:
+            places = x.shape[1]
+            signs = torch.arange(places * max(kernel.sizes), device=x.device).mul(0.7548776662)
+            signs = torch.where(signs.frac() < 0.5, -0.5, 0.5).to(x.dtype).view(places, -1)
+            other = tuple(signs[:, :n] * (part + 1) for part, n in enumerate(kernel.sizes))
+            pairs = zip(kernel.zeros(places, x), other, strict=True)
+            state = tuple(torch.cat(pair) for pair in pairs)
+        y, state = kernel(torch.cat([x, x], 1), state, weights, False)
+        a, b = y.chunk(2, 1)
+        differences.append((a - b).abs().amax((1, 2)))
+        curve = torch.cat(differences).double().cpu().numpy()
+        steps = decayed(curve, tolerance)
+        if steps is not None:
+            return steps
+        done, length = length, min(2 * length, longest)
+        if choose(done) is None or not np.isfinite(curve[-1]):
+            return None
+    steps = extrapolated(curve, tolerance) if len(curve) else None
+    plan = None if steps is None else choose(steps)
+    return steps if plan is not None and plan.us <= SURE * plan.serial_us else None

@@ -1,0 +1,224 @@
+"""`scanrnn.jax`'s lstm, gru and rnn against the serial recurrence and against torch.nn."""
+
+# ruff: noqa: E402
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp
+import scanrnn.jax as srj
+from jax.test_util import check_grads
+from jax_helpers import x64  # noqa: F401
+from scanrnn.jax import _dense
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+KINDS = {
+    "lstm": (srj.lstm, 4, {}),
+    "gru": (srj.gru, 3, {}),
+    "tanh": (srj.rnn, 1, {}),
+    "relu": (srj.rnn, 1, {"nonlinearity": "relu"}),
+}
+by_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def parameters(rng, kind, D=5, H=6, *, gain=1.0, gate=0.0, dtype="float64", bias=True):
+    rows = KINDS[kind][1] * H
+
+    def uniform(*shape):
+        return gain * rng.uniform(-1, 1, shape) / np.sqrt(H)
+
+    params = {"weight_ih": uniform(rows, D), "weight_hh": uniform(rows, H)}
+    if bias:
+        params |= {"bias_ih": uniform(rows), "bias_hh": uniform(rows)}
+        if rows > H:
+            params["bias_ih"][H : 2 * H] += gate
+    return {k: jnp.asarray(v, dtype) for k, v in params.items()}
+
+
+def initial(rng, kind, batch, H=6, dtype="float64"):
+    states = [jnp.asarray(rng.normal(size=(*batch, H)), dtype) for _ in range(2)]
+    return tuple(states) if kind == "lstm" else states[0]
+
+
+def serial(kind, params, x, state=None, reverse=False):
+    """Plain scan over time."""
+    h, final, _ = _dense._network(
+        kind, kind, params, x, state, reverse, x.shape[-2] + 1, 1, None, None, "highest"
+    )
+    return h, final if kind == "lstm" else final[0]
+
+
+def call(kind, *args, **options):
+    fn, _, own = KINDS[kind]
+    return fn(*args, **own, **options)
+
+
+def difference(a, b):
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(jnp.abs(u - v).max() / jnp.maximum(1, jnp.abs(v).max())) for u, v in leaves)
+
+
+@by_kind
+@pytest.mark.parametrize(("dtype", "reverse"), [("float32", True), ("float64", False)])
+def test_values_and_gradients_are_the_serial_ones(rng, kind, dtype, reverse):
+    params = parameters(rng, kind, dtype=dtype)
+    x = jnp.asarray(rng.normal(size=(2, 403, 5)), dtype)
+    state = initial(rng, kind, (2,), dtype=dtype)
+
+    def ours(params, x, state):
+        return call(kind, params, x, state, reverse=reverse, width=50, burn_in=50)
+
+    want, pull_want = jax.vjp(lambda *a: serial(kind, *a, reverse=reverse), params, x, state)
+    got, pull = jax.vjp(jax.jit(ours), params, x, state)
+    tolerance = 1e-11 if dtype == "float64" else 3e-6
+    assert difference(got, want) < tolerance
+    g = jax.tree.map(lambda v: jnp.asarray(rng.normal(size=v.shape), v.dtype), want)
+    assert difference(pull(g), pull_want(g)) < 10 * tolerance
+    none = jax.tree.map(jnp.zeros_like, want)
+    only_final = (none[0], g[1])
+    assert difference(pull(only_final), pull_want(only_final)) < 10 * tolerance
+    report = call(kind, params, x, state, width=50, burn_in=50, return_report=True)[-1]
+    assert _dense.STATUS[int(report.status)] == "converged"
+    assert report.residual <= (1e-12 if dtype == "float64" else 2e-6)
+    assert int(report.first_unconverged_step) == -1
+
+
+@by_kind
+def test_numbers_are_torchs(rng, kind):
+    torch = pytest.importorskip("torch")
+    cls = {"lstm": "LSTM", "gru": "GRU"}.get(kind, "RNN")
+    own = KINDS[kind][2]
+    module = getattr(torch.nn, cls)(5, 6, batch_first=True, dtype=torch.float64, **own)
+    params = {
+        n.removesuffix("_l0"): jnp.asarray(p.detach().numpy()) for n, p in module.named_parameters()
+    }
+    x = rng.normal(size=(3, 300, 5))
+    want = module(torch.from_numpy(x))[0].detach().numpy()
+    assert difference(call(kind, params, jnp.asarray(x))[0], want) < 1e-11
+
+
+@by_kind
+def test_check_grads(rng, kind):
+    params = parameters(rng, kind, 2, 3)
+    x = jnp.asarray(rng.normal(size=(38, 2)))
+    state = initial(rng, kind, (), 3)
+    check_grads(
+        lambda *a: call(kind, *a, width=9, tol=1e-13, max_passes=6), (params, x, state), 1, ["rev"]
+    )
+
+
+@pytest.mark.parametrize(("kind", "gain", "gate"), [("lstm", 1, 6), ("gru", 1, 6), ("lstm", 2, 4)])
+def test_n11_fallback_keeps_the_prefix(rng, kind, gain, gate):
+    params = parameters(rng, kind, 5, 16, gain=gain, gate=gate)
+    x = jnp.asarray(rng.normal(size=(2, 1000, 5)))
+    run = jax.jit(lambda p, x: call(kind, p, x, width=50, burn_in=16, return_report=True))
+    h, final, report = run(params, x)
+    want = serial(kind, params, x)
+    assert _dense.STATUS[int(report.status)] == "fell_back"
+    step = int(report.first_unconverged_step)
+    assert step >= 50 * int(report.passes)
+    assert int(report.passes) <= 2
+    assert np.isinf(report.error_estimate)
+    assert difference(h[:, :step], want[0][:, :step]) < 1e-12
+    assert difference((h, final), want) < 1e-9
+    got = jax.grad(lambda p: call(kind, p, x, width=50, burn_in=16)[0].sum())(params)
+    assert difference(got, jax.grad(lambda p: serial(kind, p, x)[0].sum())(params)) < 1e-8
+
+
+def test_more_passes_where_they_are_needed(rng):
+    params = parameters(rng, "lstm", 5, 16, gate=1.5)
+    x = jnp.asarray(rng.normal(size=(2, 1000, 5)))
+    options = {"width": 50, "burn_in": 16, "tol": 1e-9, "max_passes": 12}
+    h, _, report = srj.lstm(params, x, **options, return_report=True)
+    want = serial("lstm", params, x)[0]
+    assert _dense.STATUS[int(report.status)] == "converged"
+    assert 1 < int(report.passes) < 12
+    assert difference(h, want) < 1e-8
+    got = jax.grad(lambda p: (srj.lstm(p, x, **options)[0] ** 2).sum())(params)
+    assert difference(got, jax.grad(lambda p: (serial("lstm", p, x)[0] ** 2).sum())(params)) < 1e-7
+
+
+@by_kind
+@pytest.mark.parametrize("burn_in", [8, 20])
+def test_the_error_estimate_is_one(rng, kind, burn_in):
+    for _ in range(3):
+        params = parameters(rng, kind, 8, 24)
+        x = jnp.asarray(rng.normal(size=(2, 1000, 8)))
+        h, _, report = call(
+            kind, params, x, width=50, burn_in=burn_in, tol=1e-2, max_passes=9, return_report=True
+        )
+        error = float(jnp.abs(h - serial(kind, params, x)[0]).max())
+        assert _dense.STATUS[int(report.status)] == "converged"
+        assert error <= float(report.error_estimate) <= 200 * error
+
+
+@pytest.mark.parametrize("T", [0, 1, 2, 127, 128, 1000])
+def test_s01_any_length(rng, T):
+    params = parameters(rng, "gru")
+    x = jnp.asarray(rng.normal(size=(2, T, 5)))
+    h, final, report = srj.gru(params, x, return_report=True)
+    assert difference((h, final), serial("gru", params, x)) < 1e-11 if T else h.shape == (2, 0, 6)
+    assert _dense.STATUS[int(report.status)] == ("converged" if T >= 128 else "serial")
+
+
+def test_vmap_and_batches_of_any_rank(rng):
+    params = parameters(rng, "lstm")
+    x = jnp.asarray(rng.normal(size=(2, 3, 200, 5)))
+    want = srj.lstm(params, x)
+    assert difference(jax.vmap(lambda x: srj.lstm(params, x))(x), want) < 1e-12
+    many = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
+    got = jax.vmap(jax.grad(lambda p, x: srj.lstm(p, x)[0].sum()))(many, x)
+    for i in range(2):
+        one = jax.tree.map(lambda p, i=i: p[i], many)
+        assert difference(
+            jax.tree.map(lambda p, i=i: p[i], got),
+            jax.grad(lambda p, i=i: serial("lstm", p, x[i])[0].sum())(one),
+        ) < 1e-9  # fmt: skip
+
+
+def test_n10_nan_stays_in_its_row(rng):
+    params = parameters(rng, "gru")
+    x = rng.normal(size=(3, 400, 5))
+    clean = srj.gru(params, jnp.asarray(x))[0]
+    x[1, 200:] = np.nan
+    h, _, report = srj.gru(params, jnp.asarray(x), return_report=True)
+    assert difference(h[::2], clean[::2]) < 1e-12
+    assert jnp.isnan(h[1, 200:]).all()
+    assert difference(h[1, :200], clean[1, :200]) < 1e-12
+    assert _dense.STATUS[int(report.status)] == "fell_back"
+
+
+def test_s08_errors(rng):
+    params = parameters(rng, "lstm")
+    x = jnp.zeros((2, 100, 5))
+    with pytest.raises(ValueError, match=r"lstm: x has shape \(5,\), expected \(..., T, input_siz"):
+        srj.lstm(params, x[0, 0])
+    with pytest.raises(ValueError, match=r"lstm: weight_ih has shape \(24, 5\), expected \(24, 4"):
+        srj.lstm(params, x[..., :4])
+    with pytest.raises(TypeError, match="lstm: weight_ih has dtype float64, expected float32"):
+        srj.lstm(params, x.astype("float32"))
+    with pytest.raises(ValueError, match=r"lstm: state has shape \(2, 5\), expected \(2, 6\)"):
+        srj.lstm(params, x, (jnp.zeros((2, 6)), jnp.zeros((2, 5))))
+    with pytest.raises(ValueError, match="lstm: state has 1 parts, expected 2"):
+        srj.lstm(params, x, (jnp.zeros((2, 6)),))
+    with pytest.raises(ValueError, match=r"lstm: params has \['weight_hh'\], expected weight_ih"):
+        srj.lstm({"weight_hh": params["weight_hh"]}, x)
+    with pytest.raises(ValueError, match="lstm: params has more, expected some of"):
+        srj.lstm(params | {"more": params["weight_hh"]}, x)
+    for name in ("width", "burn_in", "max_passes"):
+        with pytest.raises(ValueError, match=f"gru: {name} is -1, expected at least 1"):
+            srj.gru(parameters(rng, "gru"), x, **{name: -1})
+    with pytest.raises(ValueError, match="rnn: nonlinearity is 'exp', expected 'tanh' or 'relu'"):
+        srj.rnn(parameters(rng, "tanh"), x, nonlinearity="exp")
+
+
+def test_m06_calls_repeat_their_bits(rng):
+    params = parameters(rng, "lstm", dtype="float32")
+    x = jnp.asarray(rng.normal(size=(2, 500, 5)), "float32")
+    run = jax.jit(jax.value_and_grad(lambda p: srj.lstm(p, x)[0].sum()))
+    first = jax.tree.leaves(run(params))
+    for _ in range(3):
+        again = jax.tree.leaves(run(params))
+        assert all((a == b).all() for a, b in zip(first, again, strict=True))
