@@ -199,7 +199,7 @@ def choose_architectures(
         return path
 
     smi = program("nvidia-smi", gpus)
-    compiler = program("nvcc", f"Cuda compilation tools, release {nvcc}, V{nvcc}.1")
+    compiler = program("nvcc", f"Cuda compilation tools, release {nvcc}")
     script = folder / "choose.cmake"
     script.write_text(
         f"cmake_minimum_required(VERSION 3.24)\n"
@@ -221,12 +221,19 @@ def test_architectures_of_the_visible_gpus(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nvcc", "expected"),
     [
-        ("12.9", "70-real;75-real;80-real;86-real;89-real;90"),
+        ("12.9", "70-real;75-real;80-real;86-real;89-real;90-real;100-real;120"),
         ("13.0", "75-real;80-real;86-real;89-real;90-real;100-real;120"),
     ],
 )
 def test_architectures_without_a_gpu(run: Run, tmp_path: Path, nvcc: str, expected: str) -> None:
     assert choose_architectures(run, tmp_path, nvcc=nvcc) == expected
+
+
+def test_architectures_that_the_compiler_knows(run: Run, tmp_path: Path) -> None:
+    """nvcc 12.4 knows neither 100 nor 120: PTX is then of what is the last."""
+    listed = "\nsm_70\nsm_75\nsm_80\nsm_86\nsm_89\nsm_90"
+    chosen = choose_architectures(run, tmp_path, nvcc=f"12.4{listed}")
+    assert chosen == "70-real;75-real;80-real;86-real;89-real;90"
 
 
 def test_architectures_of_the_user_win(run: Run, tmp_path: Path) -> None:
