@@ -159,7 +159,8 @@ def test_device_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool.write_text(
         "#!/bin/sh\n"
         'case $1 in --list-elf) kind=cubin; list="75 80 86 89 90 100" ;;\n'
-        '*) kind=ptx; list="90 120" ;; esac\nfor a in $list; do echo "file 1: scan.1.sm_$a.$kind"; done\n'
+        '*) kind=ptx; list="90 120" ;; esac\n'
+        'for a in $list; do echo "file 1: scan.1.sm_$a.$kind"; done\n'
     )
     tool.chmod(0o755)
     monkeypatch.setattr(wheels, "tool", lambda name, *folders: str(tool))
