@@ -71,9 +71,7 @@ def module_of(source: str, *flags: str) -> Callable[[Path], None]:
 
 
 ENTRY = 'extern "C" void* PyInit__core() { return nullptr; }\n'
-CUDA_CALL = (
-    f'extern "C" int cudaMalloc(void**, unsigned long);\n{ENTRY}int (*p)(void**, unsigned long)'
-)
+CUDA_CALL = f'extern "C" int cudaFree(void*);\n{ENTRY}int (*p)(void*) = cudaFree;'
 
 DOCTORED = {
     "no header": (remove("scanrnn/include/scanrnn/scanrnn.hpp"), "contents: lacks scanrnn/include"),
