@@ -290,6 +290,33 @@ def test_custom_cell(run: Run, install_tree: Path, tmp_path: Path, native: str) 
     assert output.endswith("right\n")
 
 
+FIND = """
+cmake_minimum_required(VERSION 3.24)
+project(find LANGUAGES CXX)
+find_package(scanrnn {version}.0 CONFIG QUIET COMPONENTS cpu)
+message("the same version: ${{scanrnn_FOUND}}")
+find_package(scanrnn CONFIG QUIET COMPONENTS metal)
+message("an unknown component: ${{scanrnn_FOUND}}")
+find_package(scanrnn 99 CONFIG QUIET)
+message("another version: ${{scanrnn_FOUND}}")
+find_package(scanrnn CONFIG COMPONENTS cuda REQUIRED)
+"""
+
+
+def test_versions_and_components(run: Run, numpy_python: Path, tmp_path: Path) -> None:
+    """Of a package without the CUDA backend."""
+    code = "import scanrnn; print(scanrnn.__version__.rpartition('.')[0])"
+    version = run(numpy_python, "-c", code).stdout.strip()
+    (tmp_path / "CMakeLists.txt").write_text(FIND.format(version=version))
+    folder = run(numpy_python, "-m", "scanrnn", "--cmake-dir").stdout.strip()
+    command = ("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={folder}")
+    output = " ".join(run(*command, fails=True).stdout.split())
+    assert "the same version: 1 " in output
+    assert "another version: 0 " in output
+    assert "an unknown component: 0 " in output
+    assert "this scanrnn was built for the CPU only; build it with SCANRNN_CUDA=ON" in output
+
+
 def test_cmake_prefix_entry_point(run: Run, numpy_python: Path) -> None:
     """The name under which scikit-build-core looks for CMake packages in site-packages."""
     code = """

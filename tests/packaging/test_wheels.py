@@ -117,7 +117,8 @@ def test_the_wheel_is_right(wheel: Path) -> None:
 @pytest.mark.parametrize("case", DOCTORED)
 def test_a_doctored_wheel_is_not(wheel: Path, tmp_path: Path, case: str) -> None:
     change, expected = DOCTORED[case]
-    problems = wheels.check_wheel(doctored(wheel, tmp_path, change), CHECKS)
+    check = expected.partition(":")[0]
+    problems = wheels.check_wheel(doctored(wheel, tmp_path, change), [check])
     assert any(line.startswith(expected) for line in problems), problems
 
 
