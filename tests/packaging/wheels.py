@@ -323,16 +323,21 @@ def build(distribution: str, folder: Path) -> list[Path]:
     available = pythons()
     builders = [available[11]] if 11 in available else []
     builders += [python for minor, python in available.items() if minor >= 12][:1]
-    built = []
-    for python in builders:
-        before = set(folder.glob("*.whl"))
+    if not builders:
+        raise WheelError("no Python from 3.11 on here")
+    return [build_with(python, distribution, folder) for python in builders]
+
+
+def build_with(python: str, distribution: str, folder: Path) -> Path:
+    with tempfile.TemporaryDirectory() as temporary:
         run(
             python, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps",
-            "--wheel-dir", folder, REPOSITORY,
+            "--wheel-dir", temporary, REPOSITORY,
             env=os.environ | {"SCANRNN_DISTRIBUTION": distribution},
         )  # fmt: skip
-        built += sorted(set(folder.glob("*.whl")) - before)
-    return built
+        (wheel,) = Path(temporary).glob("*.whl")
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(wheel, folder / wheel.name))
 
 
 def repair(path: Path, folder: Path) -> Path:
@@ -340,16 +345,15 @@ def repair(path: Path, folder: Path) -> Path:
     tag = manylinux_tag(path)
     if not tag.startswith("manylinux"):
         raise WheelError(f"{path.name} can't be repaired: auditwheel says {tag}")
-    before = {each: each.stat().st_mtime_ns for each in folder.glob("*.whl")}
     patchelf = Path(tool("patchelf")).parent
-    run(
-        tool("auditwheel"), "repair", "--plat", tag, "--only-plat", "--wheel-dir", folder, path,
-        env=os.environ | {"PATH": os.pathsep.join([str(patchelf), os.environ.get("PATH", "")])},
-    )  # fmt: skip
-    (repaired,) = (
-        each for each in folder.glob("*.whl") if before.get(each) != each.stat().st_mtime_ns
-    )
-    return repaired
+    with tempfile.TemporaryDirectory() as temporary:
+        run(
+            tool("auditwheel"), "repair", "--plat", tag, "--only-plat", "--wheel-dir", temporary,
+            path,
+            env=os.environ | {"PATH": os.pathsep.join([str(patchelf), os.environ.get("PATH", "")])},
+        )  # fmt: skip
+        (repaired,) = Path(temporary).glob("*.whl")
+        return Path(shutil.move(repaired, folder / repaired.name))
 
 
 @dataclass
@@ -415,9 +419,8 @@ def main() -> int:
     arguments.dist.mkdir(parents=True, exist_ok=True)
     failures = 0
     if "build" in steps:
-        with tempfile.TemporaryDirectory() as raw:
-            wheels = build(arguments.distribution, Path(raw))
-            wheels = [Path(shutil.copy(each, arguments.dist)) for each in wheels]
+        # Apart from those that are repaired, which alone may be published.
+        wheels = build(arguments.distribution, arguments.dist / "unrepaired")
     if "repair" in steps:
         repaired = []
         for path in wheels:
