@@ -12,6 +12,53 @@ function(scanrnn_no_cuda reason advice)
     message(STATUS "scanrnn: building for the CPU only (${reason})")
 endfunction()
 
+# Why CMake found no CUDA compiler that works: there is none, or one that refuses the host compiler.
+function(scanrnn_why_no_compiler out_reason out_advice)
+    set(reason "no working CUDA compiler was found")
+    set(advice "install nvcc, point CUDACXX at it, or set SCANRNN_CUDA=OFF")
+    set(wanted $ENV{CUDACXX})
+    if(NOT wanted)
+        set(wanted nvcc)
+    endif()
+    find_program(nvcc ${wanted} HINTS ENV CUDA_PATH ENV CUDA_HOME PATH_SUFFIXES bin NO_CACHE)
+    if(nvcc)
+        set(host "$ENV{CUDAHOSTCXX}")
+        if(CMAKE_CUDA_HOST_COMPILER)
+            set(host "${CMAKE_CUDA_HOST_COMPILER}")
+        endif()
+        set(flags)
+        if(host)
+            set(flags -ccbin ${host})
+        endif()
+        set(source ${PROJECT_BINARY_DIR}/CMakeFiles/scanrnn_nvcc.cu)
+        file(WRITE ${source} "int main() {}\n")
+        execute_process(
+            COMMAND ${nvcc} ${flags} -c ${source} -o ${source}.o
+            OUTPUT_VARIABLE text
+            ERROR_VARIABLE text
+            RESULT_VARIABLE status
+        )
+        if(NOT status EQUAL 0)
+            if(NOT host)
+                set(host "the default host compiler")
+            endif()
+            set(reason "${nvcc} does not work")
+            if(text MATCHES "unsupported [A-Za-z]+ version|host compiler|ccbin")
+                set(reason "${nvcc} refuses ${host}")
+            endif()
+            string(REGEX MATCH "(error|fatal)[^\n;]*" message "${text}")
+            if(message)
+                string(APPEND reason " (${message})")
+            endif()
+            set(advice
+                "point CUDAHOSTCXX at a host compiler that it accepts, CUDACXX at another nvcc, or set SCANRNN_CUDA=OFF"
+            )
+        endif()
+    endif()
+    set(${out_reason} "${reason}" PARENT_SCOPE)
+    set(${out_advice} "${advice}" PARENT_SCOPE)
+endfunction()
+
 if(NOT SCANRNN_CUDA STREQUAL "OFF")
     if(NOT scanrnn_cuda_sources)
         scanrnn_no_cuda(
@@ -38,10 +85,8 @@ if(NOT SCANRNN_CUDA STREQUAL "OFF")
             set(SCANRNN_HAS_CUDA ON)
             message(STATUS "scanrnn: CUDA architectures ${CMAKE_CUDA_ARCHITECTURES}")
         else()
-            scanrnn_no_cuda(
-                "no working CUDA compiler was found"
-                "install nvcc, point CUDACXX at it (and CUDAHOSTCXX at a host compiler that it accepts), or set SCANRNN_CUDA=OFF"
-            )
+            scanrnn_why_no_compiler(reason advice)
+            scanrnn_no_cuda("${reason}" "${advice}")
         endif()
     endif()
 endif()

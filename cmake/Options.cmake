@@ -23,6 +23,7 @@ else()
     set(scanrnn_packaging OFF)
 endif()
 
+set(SCANRNN_DISTRIBUTION "" CACHE STRING "The released distribution to build (distributions.json)")
 set(SCANRNN_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set_property(CACHE SCANRNN_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(DEBUG_MERGE "Make every merge of the scan report what it changed (slow)" OFF)
@@ -56,6 +57,13 @@ function(scanrnn_tristate name)
 endfunction()
 
 scanrnn_tristate(SCANRNN_CUDA)
+if(SCANRNN_DISTRIBUTION)
+    scanrnn_read_distribution(${SCANRNN_DISTRIBUTION} scanrnn_cuda scanrnn_architectures)
+    set(SCANRNN_CUDA OFF)
+    if(scanrnn_cuda)
+        set(SCANRNN_CUDA ON)
+    endif()
+endif()
 scanrnn_tristate(SCANRNN_XLA_FFI)
 
 # Flags of everything that is compiled into the library, whatever its instruction set.

@@ -6,11 +6,13 @@ and with the same bits on any number of threads. `scanrnn.cells` has fused cells
 when they are needed and not before.
 """
 
-from . import _core, cells, debug
+from . import _core, _distributions, cells, debug
 from ._core import cuda_available, get_num_threads, set_num_threads
 from ._scan import scan, scan_vjp
 
 __version__: str = _core.build_info()["version"]
+
+_distributions.check()
 
 __all__ = [
     "__version__",

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
-from . import _core
+from . import _core, _distributions
 
 FRAMEWORKS = ("numpy", "torch", "jax", "cupy", "ml_dtypes")
 
@@ -35,6 +35,8 @@ class Cuda(TypedDict):
 
 class Info(TypedDict):
     version: str
+    distributions: dict[str, str]  # that are installed: one, or none in a source tree
+    conflict: str  # what to do if there is more than one; "" otherwise
     python: str
     platform: str
     compiler: str
@@ -47,8 +49,11 @@ class Info(TypedDict):
 
 def gather() -> Info:
     build = _core.build_info()
+    distributions = _distributions.installed()
     return {
         "version": build["version"],
+        "distributions": distributions,
+        "conflict": _distributions.conflict(distributions),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "compiler": build["compiler"],
@@ -76,6 +81,9 @@ def text(info: Info) -> str:
     missing = [name for name, v in info["frameworks"].items() if v is None]
     rows = {
         "scanrnn": info["version"],
+        "installed": info["conflict"]
+        or ", ".join(f"{name} {v}" for name, v in info["distributions"].items())
+        or "from a folder, not by pip",
         "python": f"{info['python']}, {info['platform']}",
         "CPU": f"available: {cpu['name']}, {cpu['threads']} threads",
         "": f"{cpu['instruction_set']} in use, of {', '.join(cpu['built_instruction_sets'])}",

@@ -199,7 +199,7 @@ def choose_architectures(
         return path
 
     smi = program("nvidia-smi", gpus)
-    compiler = program("nvcc", f"Cuda compilation tools, release {nvcc}, V{nvcc}.1")
+    compiler = program("nvcc", f"Cuda compilation tools, release {nvcc}")
     script = folder / "choose.cmake"
     script.write_text(
         f"cmake_minimum_required(VERSION 3.24)\n"
@@ -221,12 +221,19 @@ def test_architectures_of_the_visible_gpus(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nvcc", "expected"),
     [
-        ("12.9", "70-real;75-real;80-real;86-real;89-real;90"),
+        ("12.9", "70-real;75-real;80-real;86-real;89-real;90-real;100-real;120"),
         ("13.0", "75-real;80-real;86-real;89-real;90-real;100-real;120"),
     ],
 )
 def test_architectures_without_a_gpu(run: Run, tmp_path: Path, nvcc: str, expected: str) -> None:
     assert choose_architectures(run, tmp_path, nvcc=nvcc) == expected
+
+
+def test_architectures_that_the_compiler_knows(run: Run, tmp_path: Path) -> None:
+    """nvcc 12.4 knows neither 100 nor 120: PTX is then of what is the last."""
+    listed = "\nsm_70\nsm_75\nsm_80\nsm_86\nsm_89\nsm_90"
+    chosen = choose_architectures(run, tmp_path, nvcc=f"12.4{listed}")
+    assert chosen == "70-real;75-real;80-real;86-real;89-real;90"
 
 
 def test_architectures_of_the_user_win(run: Run, tmp_path: Path) -> None:
@@ -281,6 +288,33 @@ def test_custom_cell(run: Run, install_tree: Path, tmp_path: Path, native: str) 
     output = run(tmp_path / "custom_cell").stdout
     assert "as it should: leaky" in output
     assert output.endswith("right\n")
+
+
+FIND = """
+cmake_minimum_required(VERSION 3.24)
+project(find LANGUAGES CXX)
+find_package(scanrnn {version}.0 CONFIG QUIET COMPONENTS cpu)
+message("the same version: ${{scanrnn_FOUND}}")
+find_package(scanrnn CONFIG QUIET COMPONENTS metal)
+message("an unknown component: ${{scanrnn_FOUND}}")
+find_package(scanrnn 99 CONFIG QUIET)
+message("another version: ${{scanrnn_FOUND}}")
+find_package(scanrnn CONFIG COMPONENTS cuda REQUIRED)
+"""
+
+
+def test_versions_and_components(run: Run, numpy_python: Path, tmp_path: Path) -> None:
+    """Of a package without the CUDA backend."""
+    code = "import scanrnn; print(scanrnn.__version__.rpartition('.')[0])"
+    version = run(numpy_python, "-c", code).stdout.strip()
+    (tmp_path / "CMakeLists.txt").write_text(FIND.format(version=version))
+    folder = run(numpy_python, "-m", "scanrnn", "--cmake-dir").stdout.strip()
+    command = ("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={folder}")
+    output = " ".join(run(*command, fails=True).stdout.split())
+    assert "the same version: 1 " in output
+    assert "another version: 0 " in output
+    assert "an unknown component: 0 " in output
+    assert "this scanrnn was built for the CPU only; build it with SCANRNN_CUDA=ON" in output
 
 
 def test_cmake_prefix_entry_point(run: Run, numpy_python: Path) -> None:
