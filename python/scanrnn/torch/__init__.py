@@ -3,9 +3,9 @@
 Functions of tensors: `scan`, the diagonal linear recurrence, and the fused cells `sru`, `gilr`,
 `hgrn`, `min_gru`, `min_lstm`, `qrnn`, `rg_lru` and `lru`, each with a `*_step` for decoding. Layers
 with torch.nn.GRU's conventions: `SRU`, `QRNN`, `MinGRU`, `MinLSTM`, `RGLRU`, `HGRN`, `GILR`,
-`GILRLSTM`, `LRU` and `S5`. `LSTM`, `GRU` and `RNN` are torch.nn's
-layers, weight for weight, parallel in time; what they have not of the following, their docstrings
-say. The `load_*_weights` functions bring the weights of other packages.
+`GILRLSTM`, `LRU` and `S5`. `LSTM`, `GRU` and `RNN` are torch.nn's layers, weight for weight,
+parallel in time; what they have not of the following, their docstrings say. The `load_*_weights`
+functions bring the weights of other packages.
 
 Everything works with autograd of any order, torch.func, autocast, torch.export and torch.compile
 (``fullgraph=True``, a dynamic number of steps).
