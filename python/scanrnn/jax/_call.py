@@ -161,7 +161,7 @@ class Call:
         return tuple(n for i, n in enumerate(self.shape) if i != self.axis)[-1:]
 
     @property
-    def _size(self) -> tuple[int, int, int]:
+    def size(self) -> tuple[int, int, int]:
         """B, T and D."""
         return _size(self.shape, self.axis)
 
@@ -198,7 +198,7 @@ class Call:
             return absent()
         if array.dtype != self.dtype:
             array = array.astype(ACCUMULATION[self.dtype])
-        return array.reshape(math.prod(self.state_shape[:-1]), self._size[2])
+        return array.reshape(math.prod(self.state_shape[:-1]), self.size[2])
 
     def index(self, array: Array | None) -> Array:
         """cu_seqlens or lengths."""
@@ -208,7 +208,7 @@ class Call:
         """(B, T) flags."""
         if array is None:
             return absent()
-        return array.astype(bool).astype(jnp.uint8).reshape(self._size[:2])
+        return array.astype(bool).astype(jnp.uint8).reshape(self.size[:2])
 
     # From results
 
@@ -244,12 +244,12 @@ def check_call(
     shape: tuple[int, ...],
     dtype: DType,
     *,
-    axis: int,
-    reverse: bool,
-    cu_seqlens: Any,
-    lengths: Any,
-    reset: Any,
-    padding_side: str,
+    axis: int = -2,
+    reverse: bool = False,
+    cu_seqlens: Any = None,
+    lengths: Any = None,
+    reset: Any = None,
+    padding_side: str = "right",
     values: tuple[float, ...] = (),
 ) -> tuple[Call, Array | None, Array | None]:
     """Check the options of a call, and its index and reset arrays.

@@ -71,19 +71,8 @@ def _init(
 
 def _steps(fn: str, x: Array, options: SequenceOptions) -> tuple[Call, Steps]:
     """Where the sequences of a layer's input are."""
-    call, index, flags = check_call(
-        fn,
-        "x",
-        x.shape,
-        x.dtype,
-        axis=options.get("axis", -2),
-        reverse=options.get("reverse", False),
-        cu_seqlens=options.get("cu_seqlens"),
-        lengths=options.get("lengths"),
-        reset=options.get("reset"),
-        padding_side=options.get("padding_side", "right"),
-    )
-    batch, time, _ = call.whole(x).shape
+    call, index, flags = check_call(fn, "x", x.shape, x.dtype, **options)
+    batch, time, _ = call.size
     return call, Steps(call.options, call.index(index), call.reset(flags), batch, time)
 
 

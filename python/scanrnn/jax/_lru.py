@@ -243,9 +243,9 @@ def _run(
     nu, theta = nu.reshape(-1).astype(real), theta.reshape(-1).astype(real)
     scale = input_scale(nu) if gamma is None else gamma.reshape(-1).astype(real)
     gate = jnp.exp(jax.lax.complex(-jnp.exp(nu), jnp.exp(theta)))
-    x = call.whole(u)
-    steps = Steps(call.options, call.index(index), call.reset(reset), *x.shape[:2])
+    batch, time, _ = call.size
+    steps = Steps(call.options, call.index(index), call.reset(reset), batch, time)
     # Whatever is in the padding stays there, also in gamma's gradient.
-    x = scale * jnp.where(steps.valid(), x, 0)
+    x = scale * jnp.where(steps.valid(), call.whole(u), 0)
     h, final = SCAN((gate[None, None], x, call.state(h0)), steps.index, steps.reset, call.options)
     return call.unwhole(h), call.unstate(final)

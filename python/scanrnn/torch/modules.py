@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ __all__ = ["GILR", "GILRLSTM", "HGRN", "LRU", "QRNN", "RGLRU", "S5", "SRU", "Min
 
 Highway: TypeAlias = Literal["auto", "projection", "none"]
 Pooling: TypeAlias = Literal["f", "fo", "ifo"]
-_Device: TypeAlias = torch.device | str | None
 
 
 class SRU(Recurrent[Tensor]):
@@ -94,7 +93,11 @@ class SRU(Recurrent[Tensor]):
         (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
     """
 
-    _defaults = {"activation": "identity", "highway": "auto", "highway_scale": 1.0}  # noqa: RUF012
+    _defaults: ClassVar[dict[str, Any]] = {
+        "activation": "identity",
+        "highway": "auto",
+        "highway_scale": 1.0,
+    }
 
     def __init__(
         self,
@@ -158,7 +161,7 @@ class SRU(Recurrent[Tensor]):
 class _Gated(Recurrent[Tensor]):
     """A layer that is one matrix product and one cell, whose inputs are the product's blocks."""
 
-    _defaults = {"activation": "identity"}  # noqa: RUF012
+    _defaults: ClassVar[dict[str, Any]] = {"activation": "identity"}
     #: The cell's name in the table, its number of blocks, and its options before the activation.
     _row: tuple[str, int, tuple[float, ...]]
 
@@ -227,7 +230,7 @@ class GILR(_Gated):
         ValueError: an argument is out of range.
     """
 
-    _defaults = {"activation": "tanh"}  # noqa: RUF012
+    _defaults: ClassVar[dict[str, Any]] = {"activation": "tanh"}
     _row = ("gilr", 2, (0,))
 
 
@@ -371,14 +374,14 @@ class QRNN(Recurrent[Any]):
         ValueError: an argument is out of range.
     """
 
-    _defaults = {  # noqa: RUF012
+    _defaults: ClassVar[dict[str, Any]] = {
         "window": 1,
         "pooling": "fo",
         "zoneout": 0.0,
         "activation": "tanh",
     }
     #: Cell, blocks, the place of f among them, and options before the activation.
-    _POOLING: dict[str, tuple[str, int, int, tuple[float, ...]]] = {  # noqa: RUF012
+    _POOLING: ClassVar[dict[str, tuple[str, int, int, tuple[float, ...]]]] = {
         "f": ("gilr", 2, 0, (0,)),
         "fo": ("qrnn", 3, 1, ()),
         "ifo": ("qrnn", 4, 1, ()),
@@ -525,7 +528,7 @@ class RGLRU(Recurrent[Tensor]):
         ValueError: an argument is out of range.
     """
 
-    _defaults = {"num_heads": 1, "c": 8.0, "scale_start": True}  # noqa: RUF012
+    _defaults: ClassVar[dict[str, Any]] = {"num_heads": 1, "c": 8.0, "scale_start": True}
 
     def __init__(
         self,
@@ -666,7 +669,7 @@ class HGRN(Recurrent[Tensor]):
         ValueError: an argument is out of range.
     """
 
-    _defaults = {  # noqa: RUF012
+    _defaults: ClassVar[dict[str, Any]] = {
         "output_gate": False,
         "norm_eps": 1e-5,
         "activation": "silu",
@@ -848,7 +851,8 @@ class GILRLSTM(Recurrent[tuple[Tensor, Tensor]]):
 class _Diagonal(Recurrent[Tensor]):
     """A complex diagonal recurrence between two complex matrices, real outside."""
 
-    _states = ("hx",)
+    #: y = _output_scale * Re(C h) + ...
+    _output_scale = 1.0
 
     def __init__(
         self,
@@ -884,9 +888,6 @@ class _Diagonal(Recurrent[Tensor]):
     def _discretise(self, layer: int) -> tuple[Tensor, Tensor]:
         """The factors of the state and of the input, complex, (directions * state_size,)."""
         raise NotImplementedError
-
-    #: y = scale Re(C h) + ...
-    _output_scale = 1.0
 
     def _shapes(self, features: int) -> dict[str, tuple[int, ...]]:
         d, N, H = self._directions, self.state_size, self.hidden_size
@@ -984,7 +985,7 @@ class LRU(_Diagonal):
         TypeError: the dtype is not float32 or float64.
     """
 
-    _defaults = {  # noqa: RUF012
+    _defaults: ClassVar[dict[str, Any]] = {
         "bias": False,
         "r_min": 0.0,
         "r_max": 1.0,
@@ -1088,7 +1089,7 @@ class S5(_Diagonal):
         TypeError: the dtype is not float32 or float64.
     """
 
-    _defaults = {"bias": False, "dt_min": 0.001, "dt_max": 0.1}  # noqa: RUF012
+    _defaults: ClassVar[dict[str, Any]] = {"bias": False, "dt_min": 0.001, "dt_max": 0.1}
     _output_scale = 2.0
 
     def __init__(
