@@ -233,6 +233,27 @@ def test_w01_state_carried_across_pieces():
     assert_same(outcome(Pieces(), x, inputs=(x,)), want, *TOLERANCE[torch.float64])
 
 
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_w05_steps_are_the_sequence(cls):
+    reference = network(cls, num_layers=2, batch_first=True)
+    module = ours(reference)
+    x = sequences(reference, 200, 3, requires_grad=False)
+    y, hx = module(x[:, :100])
+    outputs = [y]
+    for t in range(100, 200):
+        y, hx = module.step(x[:, t], hx)
+        assert y.shape == (3, 6)
+        outputs.append(y[:, None])
+    want, final = module(x)
+    assert distance(torch.cat(outputs, 1), want) < 1e-12
+    assert distance(torch.stack(parts((final, hx))[1:])[0], parts((final, final))[1]) < 1e-12
+    assert module.step(x[0, 0])[0].shape == (6,)
+    with pytest.raises(ValueError, match="a bidirectional layer has no step"):
+        ours(network(cls, bidirectional=True)).step(x[:, 0])
+    with pytest.raises(ValueError, match="input of step has 3 axes, expected 1 or 2"):
+        module.step(x)
+
+
 @settings(max_examples=25)
 @given(
     st.sampled_from(["LSTM", "GRU", "RNN"]),

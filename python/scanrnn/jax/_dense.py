@@ -172,11 +172,13 @@ def _first(bad: Array) -> Array:
 
 
 def _put(array: Array, value: Array, p: Array, axis: int) -> Array:
-    return lax.dynamic_update_index_in_dim(array, value, p, axis)
+    updated: Array = lax.dynamic_update_index_in_dim(array, value, p, axis)
+    return updated
 
 
 def _at(array: Array, p: Array, axis: int) -> Array:
-    return lax.dynamic_index_in_dim(array, p, axis, keepdims=False)
+    part: Array = lax.dynamic_index_in_dim(array, p, axis, keepdims=False)
+    return part
 
 
 def _forward(
