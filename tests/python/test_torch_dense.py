@@ -454,7 +454,11 @@ def test_fixed_passes():
         else:
             assert report.residual > 1e-3
     deep = ours(network("LSTM", num_layers=2), passes=1, burn_in=4)
-    assert deep(x, return_report=True)[2].status == "not_converged"
+    report = deep(x, return_report=True)[2]
+    assert report.status == "not_converged"
+    assert report.residual == max(layer.residual for layer in report.layers) > 1e-3
+    deep = ours(network("LSTM", num_layers=2, bidirectional=True), passes=1, burn_in=96)
+    assert deep(x, return_report=True)[2].status == "converged"
 
 
 def test_layers_report_each():

@@ -91,7 +91,7 @@ class FixedReport(Report):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if name == "status" and value == "converged":
-            residual = float(super().__getattribute__("_residual"))
+            residual = super().__getattribute__("residual")
             return value if residual <= super().__getattribute__("tolerance") else "not_converged"
         return value
 
@@ -104,9 +104,16 @@ def worst(reports: Sequence[Report]) -> Report:
     if len(reports) == 1:
         return reports[0]
     steps = [r.first_unconverged_step for r in reports if r.first_unconverged_step is not None]
-    most = max(reports, key=lambda r: (_WORST[r.status], r.passes))
-    return Report(
-        status=most.status,
+    status: Status
+    fixed = [r for r in reports if isinstance(r, FixedReport)]
+    most: Report
+    if fixed:  # whose status is not to be asked for here
+        most, status = fixed[0], "converged"
+    else:
+        most = max(reports, key=lambda r: (_WORST[r.status], r.passes))
+        status = most.status
+    return (FixedReport if fixed else Report)(
+        status=status,
         passes=max(r.passes for r in reports),
         first_unconverged_step=min(steps, default=None),
         tolerance=most.tolerance,
