@@ -200,7 +200,8 @@ def test_m03_adaptive_passes_refuse_to_be_recorded(cuda):
 
 
 def test_few_waits_for_the_device(cuda):
-    module = ours(network("LSTM", 16, 64, dtype=torch.float32).to(cuda), passes=1, burn_in=64)
+    reference = network("LSTM", 16, 64, dtype=torch.float32, num_layers=2).to(cuda)
+    module = ours(reference, passes=1, burn_in=64)
     x = torch.randn(4096, 2, 16, device=cuda, requires_grad=True)
     module(x)[0].sum().backward()
     torch.cuda.set_sync_debug_mode("error")

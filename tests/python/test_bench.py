@@ -42,6 +42,15 @@ def test_cpu_benchmark():
         assert row in done.stdout
 
 
+@pytest.mark.slow
+def test_dense_benchmark():
+    pytest.importorskip("torch")
+    done = run("dense.py", "--device", "cpu", "--quick", "long", "grid")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| LSTM | 64 | 1 | default |" in done.stdout
+    assert "all goals met" in done.stdout
+
+
 def test_cuda_benchmark_without_a_device():
     if scanrnn.cuda_available():
         pytest.skip("there is a device")

@@ -233,6 +233,27 @@ def test_w01_state_carried_across_pieces():
     assert_same(outcome(Pieces(), x, inputs=(x,)), want, *TOLERANCE[torch.float64])
 
 
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_w05_steps_are_the_sequence(cls):
+    reference = network(cls, num_layers=2, batch_first=True)
+    module = ours(reference)
+    x = sequences(reference, 200, 3, requires_grad=False)
+    y, hx = module(x[:, :100])
+    outputs = [y]
+    for t in range(100, 200):
+        y, hx = module.step(x[:, t], hx)
+        assert y.shape == (3, 6)
+        outputs.append(y[:, None])
+    want, final = module(x)
+    assert distance(torch.cat(outputs, 1), want) < 1e-12
+    assert distance(torch.stack(parts((final, hx))[1:])[0], parts((final, final))[1]) < 1e-12
+    assert module.step(x[0, 0])[0].shape == (6,)
+    with pytest.raises(ValueError, match="a bidirectional layer has no step"):
+        ours(network(cls, bidirectional=True)).step(x[:, 0])
+    with pytest.raises(ValueError, match="input of step has 3 axes, expected 1 or 2"):
+        module.step(x)
+
+
 @settings(max_examples=25)
 @given(
     st.sampled_from(["LSTM", "GRU", "RNN"]),
@@ -377,7 +398,7 @@ def test_the_error_estimate_is_one(cls, gain, burn_in):
         error = distance(module(x)[0], reference(x)[0])
         report = module.last_report
         if report.status == "converged":
-            assert error <= report.error_estimate <= 100 * error
+            assert error <= report.error_estimate <= 200 * error
         assert report.status == "converged" or gain > 1
 
 
@@ -433,7 +454,11 @@ def test_fixed_passes():
         else:
             assert report.residual > 1e-3
     deep = ours(network("LSTM", num_layers=2), passes=1, burn_in=4)
-    assert deep(x, return_report=True)[2].status == "not_converged"
+    report = deep(x, return_report=True)[2]
+    assert report.status == "not_converged"
+    assert report.residual == max(layer.residual for layer in report.layers) > 1e-3
+    deep = ours(network("LSTM", num_layers=2, bidirectional=True), passes=1, burn_in=96)
+    assert deep(x, return_report=True)[2].status == "converged"
 
 
 def test_layers_report_each():

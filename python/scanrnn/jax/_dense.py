@@ -56,8 +56,8 @@ class DenseReport(NamedTuple):
         passes: runs of all chunks, beside the burn-in.
         residual: largest |end - start| over the boundaries that were kept, relative to
             max(1, |end|).
-        error_estimate: of the outputs against the serial recurrence's: twice the residual times
-            what the network makes of it, plus rounding; inf if it fell back.
+        error_estimate: of the outputs against the serial recurrence's: four times the
+            residual times what the network makes of it, plus rounding; inf if it fell back.
         first_unconverged_step: in the direction of the recurrence; -1 if everything converged.
     """
 
@@ -172,11 +172,13 @@ def _first(bad: Array) -> Array:
 
 
 def _put(array: Array, value: Array, p: Array, axis: int) -> Array:
-    return lax.dynamic_update_index_in_dim(array, value, p, axis)
+    updated: Array = lax.dynamic_update_index_in_dim(array, value, p, axis)
+    return updated
 
 
 def _at(array: Array, p: Array, axis: int) -> Array:
-    return lax.dynamic_index_in_dim(array, p, axis, keepdims=False)
+    part: Array = lax.dynamic_index_in_dim(array, p, axis, keepdims=False)
+    return part
 
 
 def _forward(
@@ -233,7 +235,8 @@ def _forward(
     growth = jnp.maximum(1, curve.max() / size)
     rate = jnp.minimum(1, curve[-1] / size) ** (w / config.burn_in)
     contraction = jnp.clip(jnp.maximum(rate, jnp.where(passes > 1, gaps.max() / last, 0)), 0, 0.9)
-    estimate = 2 * residual * growth / (1 - contraction) + 4 * info.eps
+    rounding = 4 * info.eps * growth / (1 - jnp.minimum(contraction ** (1 / w), 0.99))
+    estimate = 4 * residual * growth / (1 - contraction) + rounding
     report = DenseReport(
         jnp.where(fell_back, 2, 1).astype(jnp.int32),
         passes,

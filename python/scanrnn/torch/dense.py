@@ -207,6 +207,31 @@ class _Parallel(nn.RNNBase):
         states: Any = final if self.mode == "LSTM" else final[0]
         return (output, states, report) if return_report else (output, states)
 
+    def step(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        """Run one step, for decoding: one step of a sequence in the framework's kernel.
+
+        Args:
+            input: (B, input_size), or (input_size,).
+            hx: states before the step, as for a sequence; None means zeros.
+
+        Returns:
+            output, (B, features) or (features,), and the states after the step.
+
+        Raises:
+            ValueError: the layer is bidirectional, or a shape is wrong.
+            TypeError: a dtype is wrong.
+        """
+        name = type(self).__name__
+        if self.bidirectional:
+            raise ValueError(
+                f"{name}: a bidirectional layer has no step, it needs the whole sequence"
+            )
+        if input.ndim not in (1, 2):
+            raise ValueError(f"{name}: input of step has {input.ndim} axes, expected 1 or 2")
+        axis = 1 if self.batch_first and input.ndim == 2 else 0
+        output, states = self(input.unsqueeze(axis), hx)
+        return output.squeeze(axis), states
+
     # ---- Arguments -------------------------------------------------------------------------------
 
     def _weights(self) -> list[Tensor]:
@@ -706,7 +731,7 @@ class LSTM(_Parallel, nn.LSTM):
     the states at chunks' starts; backward runs the chunks again. Where relaxing is not predicted to
     win (short sequences, many of them, networks that do not forget), the framework's kernel runs
     all layers in one call. Networks that forget slowly or never, e.g. with forget gates near 1, are
-    noticed by a probe of up to 4% of the steps, which is made again after ever more calls.
+    noticed by a probe of up to 4% of the cost, which is made again after ever more calls.
 
     Repeated calls choose the same chunks, and give the same bits, unless what they learned no
     longer fits the weights. With torch.use_deterministic_algorithms they learn nothing. Rows of a

@@ -248,6 +248,7 @@ class Call:
                 steps = math.ceil(math.log(min(self.tolerance / size, 0.9)) / math.log(rate))
                 needed = min(most, 2 * burn_in, steps)
         report._amplification = growth / (1 - min(contraction, 0.9))
+        report._rounding *= growth / (1 - min(contraction ** (1 / w), 0.99))
         if converged:
             self.history.learn(needed, bound=bound)
 

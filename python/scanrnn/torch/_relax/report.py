@@ -23,10 +23,10 @@ class Report:
         passes: runs of all chunks (0 if serial), beside the burn-in.
         residual: largest |end - start| over all boundaries between chunks that were kept, relative
             to max(1, |end|).
-        error_estimate: of the outputs against the serial kernel's in the same precision: twice the
-            residual times what the network makes of it, plus rounding. inf if the serial kernel
-            went on in a network that was not seen to forget: where that is chaotic, every way of
-            rounding takes a path of its own, and what holds is the residual alone.
+        error_estimate: of the outputs against the serial kernel's in the same precision: four times
+            the residual times what the network makes of it, plus rounding likewise. inf if the
+            serial kernel went on in a network that was not seen to forget: where that is chaotic,
+            every way of rounding takes a path of its own, and what holds is the residual alone.
         first_unconverged_step: the step, in the layer's direction, from which the serial kernel
             ran instead, for the sequences that had not converged; None if all had.
         tolerance: what the residual was compared with. A residual of up to 8 times as much counts
@@ -73,7 +73,7 @@ class Report:
             return 0.0
         if self._amplification == math.inf:
             return math.inf
-        return 2 * self.residual * self._amplification + self._rounding
+        return 4 * self.residual * self._amplification + self._rounding
 
     def __repr__(self) -> str:
         where = self.first_unconverged_step
@@ -91,7 +91,7 @@ class FixedReport(Report):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if name == "status" and value == "converged":
-            residual = float(super().__getattribute__("_residual"))
+            residual = super().__getattribute__("residual")
             return value if residual <= super().__getattribute__("tolerance") else "not_converged"
         return value
 
@@ -104,9 +104,16 @@ def worst(reports: Sequence[Report]) -> Report:
     if len(reports) == 1:
         return reports[0]
     steps = [r.first_unconverged_step for r in reports if r.first_unconverged_step is not None]
-    most = max(reports, key=lambda r: (_WORST[r.status], r.passes))
-    return Report(
-        status=most.status,
+    status: Status
+    fixed = [r for r in reports if isinstance(r, FixedReport)]
+    most: Report
+    if fixed:  # whose status is not to be asked for here
+        most, status = fixed[0], "converged"
+    else:
+        most = max(reports, key=lambda r: (_WORST[r.status], r.passes))
+        status = most.status
+    return (FixedReport if fixed else Report)(
+        status=status,
         passes=max(r.passes for r in reports),
         first_unconverged_step=min(steps, default=None),
         tolerance=most.tolerance,
