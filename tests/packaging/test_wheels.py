@@ -294,7 +294,8 @@ def test_architectures_of_a_distribution(run: Run, tmp_path: Path) -> None:
 def test_cuda_distribution_without_a_compiler(run: Run, tmp_path: Path) -> None:
     configure = ("cmake", "-S", REPOSITORY, "-B", tmp_path, "-DSCANRNN_DISTRIBUTION=scanrnn-cu13")
     output = run(*configure, fails=True, env={"CUDACXX": "none"}).stdout
-    assert "no working CUDA compiler was found; install nvcc" in output
+    assert "SCANRNN_DISTRIBUTION=scanrnn-cu13, but no working CUDA compiler was found; " in output
+    assert "or set SCANRNN_DISTRIBUTION=scanrnn\n" in output
 
 
 def test_cpu_distribution_takes_no_cuda(run: Run, tmp_path: Path) -> None:
