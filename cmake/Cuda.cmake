@@ -7,7 +7,12 @@ file(GLOB_RECURSE scanrnn_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/s
 
 function(scanrnn_no_cuda reason advice)
     if(SCANRNN_CUDA STREQUAL "ON")
-        message(FATAL_ERROR " scanrnn: SCANRNN_CUDA=ON, but ${reason}; ${advice}")
+        set(setting SCANRNN_CUDA=ON)
+        if(SCANRNN_DISTRIBUTION)
+            set(setting SCANRNN_DISTRIBUTION=${SCANRNN_DISTRIBUTION})
+            string(REPLACE SCANRNN_CUDA=OFF SCANRNN_DISTRIBUTION=scanrnn advice "${advice}")
+        endif()
+        message(FATAL_ERROR " scanrnn: ${setting}, but ${reason}; ${advice}")
     endif()
     message(STATUS "scanrnn: building for the CPU only (${reason})")
 endfunction()
