@@ -380,7 +380,9 @@ def previous_state(
 ) -> Tensor:
     """The state that enters each step, from all states: h_{t-1}, h0, or 0 at a reset."""
     *batch, T, D = h.shape
-    if cu_seqlens is lengths is reset is None and T > 0:
+    # One copy; but T - 1 steps would be a guard of a graph for any T, whose compiler does as well.
+    plain = cu_seqlens is lengths is reset is None and not torch.compiler.is_compiling()
+    if plain and type(T) is int and T > 0:
         first = h.new_zeros(*batch, 1, D) if h0 is None else h0.unsqueeze(-2).to(h.dtype)
         rest = h.narrow(-2, 1 if reverse else 0, T - 1)
         return torch.cat([rest, first] if reverse else [first, rest], -2)
