@@ -17,8 +17,8 @@
 //
 // Leaves in registers, a lane a channel, were tried too: 4-byte accesses of whole lines, no copy in
 // shared memory, gates computed once. With 32 steps (backward 16) and 128 registers a thread two
-// blocks fit: 0.85, 0.82, 0.81, 0.71, 0.74, 0.80 in the order of the table, backward 0.75 where this
-// has 0.90. Only rows that start anywhere (8,2001,1001: 0.70 against 0.50) and bfloat16 of 32
+// blocks fit: 0.85, 0.82, 0.81, 0.71, 0.74, 0.80 in the order of the table, backward 0.75 where
+// this has 0.90. Only rows that start anywhere (8,2001,1001: 0.70 against 0.50) and bfloat16 of 32
 // channels (0.65 against 0.51) gained. A tile's way from its loads to its stores takes 6 us there
 // and 9 us here, but what counts is how many bytes are on that way: 128 KB of registers a
 // multiprocessor against 192 KB of shared memory. Halving a tile (16 steps, 3 blocks) gave 0.70.

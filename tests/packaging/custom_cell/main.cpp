@@ -45,8 +45,8 @@ void backward(const Numbers& x, const Numbers& rate, const Numbers& h, const Num
   call.out = steps(h);
   call.dout = steps(w);
   call.din[LeakyCell::kX] = written_steps(dx);
-  call.din[LeakyCell::kRate] = scanrnn::per_channel(
-      scanrnn::Array<1>{drate.data(), scanrnn::DType::f64, {kChannels}, {1}});
+  call.din[LeakyCell::kRate] =
+      scanrnn::per_channel(scanrnn::Array<1>{drate.data(), scanrnn::DType::f64, {kChannels}, {1}});
   std::vector<std::byte> memory(scanrnn::cell_backward_workspace_bytes(call));
   scanrnn::cell_backward(call, {memory.data(), memory.size()});
 }
