@@ -1,5 +1,7 @@
 """The examples in PyTorch do what they say."""
 
+import os
+
 import pytest
 import torch
 from scanrnn.examples import adding, japanese_vowels
@@ -61,5 +63,8 @@ def test_adding_at_few_steps():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    "SCANRNN_LONG_TESTS" not in os.environ, reason="minutes: asked for by SCANRNN_LONG_TESTS=1"
+)
 def test_adding_at_16384_steps():
     assert adding.main(["--seed", "0"]) < 0.01
