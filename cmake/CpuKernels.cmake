@@ -45,6 +45,17 @@ endfunction()
 # Adds the sources to a library, compiled for each instruction set.
 function(scanrnn_add_cpu_kernels target)
     scanrnn_find_isas(isas)
+    if(SCANRNN_ISAS_WANTED)
+        foreach(isa ${SCANRNN_ISAS_WANTED})
+            if(NOT isa IN_LIST isas)
+                message(
+                    FATAL_ERROR
+                    "scanrnn: SCANRNN_ISAS_WANTED names ${isa}, expected some of ${isas}"
+                )
+            endif()
+        endforeach()
+        set(isas ${SCANRNN_ISAS_WANTED})
+    endif()
     message(STATUS "scanrnn: CPU kernels for ${isas}")
     foreach(isa ${isas})
         string(TOUPPER ${isa} upper)
