@@ -89,8 +89,10 @@ def calls(monkeypatch):
     def on_the_cpu(function):
         def call(*arrays, stream=0, allocate=None, **keywords):
             def moved(value):
-                if not isinstance(value, tuple):
+                if not isinstance(value, list | tuple):
                     return value
+                if len(value) != 5 or not isinstance(value[2], tuple):  # no descriptor
+                    return [moved(item) for item in value]
                 devices.add(value[4])
                 return (*value[:4], -1)
 
@@ -106,7 +108,7 @@ def calls(monkeypatch):
 
         return call
 
-    for name in ("scan_forward", "scan_backward", "sru_forward", "sru_backward"):
+    for name in ("scan_forward", "scan_backward", "cell_forward", "cell_backward"):
         monkeypatch.setattr(_core, name, on_the_cpu(getattr(_core, name)))
     return told
 
