@@ -9,7 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    overload,
+)
 
 from . import _core
 from ._array import (
@@ -62,7 +72,7 @@ SruActivation: TypeAlias = Literal["identity", "tanh", "relu"]
 ArrayT = TypeVar("ArrayT")
 
 #: In the order of the core's numbers.
-_ACTIVATIONS = ("identity", "tanh", "relu", "silu", "sigmoid", "positive")
+_ACTIVATIONS = get_args(Activation)
 
 
 class SequenceOptions(TypedDict, total=False):
@@ -171,7 +181,7 @@ _SRU = _Function(
     SruGrads._fields,
     ("u", "f", "r", "skip", "bias_f", "bias_r"),
     ("skip", "bias_f", "bias_r"),
-    activations=_ACTIVATIONS[:3],
+    activations=get_args(SruActivation),
 )
 _GILR = _Function("gilr", "gilr", GilrGrads._fields, ("f", "z", None), fixed={"gate": 0})
 _HGRN = _Function(

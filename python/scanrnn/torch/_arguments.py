@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, TypedDict, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from scanrnn._array.values import check_lengths, check_offsets
+from scanrnn.cells import Activation
 
 from ._cells import ACTIVATIONS
 from ._ops import ACCUMULATION, OptTensor, check_dtype, check_shape, name_of
 
-Activation: TypeAlias = Literal["identity", "tanh", "relu", "silu", "sigmoid", "positive"]
-SruActivation: TypeAlias = Literal["identity", "tanh", "relu"]
-PaddingSide: TypeAlias = Literal["right", "left"]
-#: cu_seqlens, lengths, reset, reverse, left_padded
+#: cu_seqlens, lengths, reset, reverse, left_padded, as the operators take them
 Sequences: TypeAlias = tuple[OptTensor, OptTensor, OptTensor, bool, bool]
-
-
-class SequenceOptions(TypedDict, total=False):
-    """The keywords that every function has, beside return_final: see `scanrnn.torch.scan`."""
-
-    axis: int
-    reverse: bool
-    cu_seqlens: Any
-    lengths: Any
-    reset: Any
-    padding_side: PaddingSide
-
 
 _CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
+from scanrnn._array.layout import PaddingSide
+
 from . import _cells
 from ._arguments import (
-    PaddingSide,
+    Sequences,
     autocast_applies,
     flag_tensor,
     index_tensor,
@@ -24,8 +26,6 @@ from ._arguments import (
 )
 from ._ops import OptTensor, check_shape, name_of
 
-#: cu_seqlens, lengths, reset, reverse, left_padded, as the operators take them
-Options: TypeAlias = tuple[OptTensor, OptTensor, OptTensor, bool, bool]
 #: A tensor, or a tuple of them for a layer with several parts of the state.
 StateT = TypeVar("StateT")
 
@@ -105,7 +105,7 @@ class Recurrent(nn.Module, Generic[StateT]):
             nn.init.zeros_(parameter)
 
     def _layer(
-        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Options
+        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One layer.
 
@@ -194,7 +194,7 @@ class Recurrent(nn.Module, Generic[StateT]):
         kind: str,
         inputs: Sequence[OptTensor],
         state: OptTensor,
-        options: Options,
+        options: Sequences,
         numbers: Sequence[float],
         blocks: int,
         directions: int | None = None,

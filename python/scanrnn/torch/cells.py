@@ -35,13 +35,12 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
+from scanrnn._array.layout import PaddingSide
+from scanrnn.cells import Activation, SequenceOptions, SruActivation
+
 from . import _cells
 from ._arguments import (
-    Activation,
     Layout,
-    PaddingSide,
-    SequenceOptions,
-    SruActivation,
     activation_code,
     one_dtype,
     require_tensor,

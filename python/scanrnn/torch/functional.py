@@ -11,8 +11,10 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
+from scanrnn._array.layout import PaddingSide
+
 from . import _ops
-from ._arguments import Layout, PaddingSide, one_dtype, require_tensor, state_dtype
+from ._arguments import Layout, one_dtype, require_tensor, state_dtype
 from ._ops import name_of
 
 __all__ = ["scan"]

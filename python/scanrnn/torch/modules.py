@@ -28,9 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ._arguments import Activation, SruActivation, activation_code, state_dtype, without_padding
+from scanrnn.cells import Activation, SruActivation
+
+from ._arguments import Sequences, activation_code, state_dtype, without_padding
 from ._ops import OptTensor, entry_steps, name_of, previous_state, scan
-from ._recurrent import Options, Recurrent
+from ._recurrent import Recurrent
 
 __all__ = ["GILR", "GILRLSTM", "HGRN", "LRU", "QRNN", "RGLRU", "S5", "SRU", "MinGRU", "MinLSTM"]
 
@@ -143,7 +145,7 @@ class SRU(Recurrent[Tensor]):
         return self.highway == "auto" and not self.projects_highway(features)
 
     def _layer(
-        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Options
+        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         products = F.linear(x, self._of("weight_ih", layer))
         skip = None
@@ -193,7 +195,7 @@ class _Gated(Recurrent[Tensor]):
         return self._affine_shapes(self._row[1], features)
 
     def _layer(
-        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Options
+        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         kind, blocks, numbers = self._row
         products = self._affine(layer, x)
@@ -305,7 +307,7 @@ class MinLSTM(_Gated):
     _row = ("min_lstm", 3, ())
 
 
-def _last_step(x: Tensor, start: OptTensor, options: Options) -> Tensor:
+def _last_step(x: Tensor, start: OptTensor, options: Sequences) -> Tensor:
     """The last valid step of each sequence, or start where it has none, for x (B, T, features)."""
     cu_seqlens, lengths, _, reverse, left_padded = options
     B, T, features = x.shape
@@ -446,7 +448,7 @@ class QRNN(Recurrent[Any]):
         return super()._join(part, states) if part == 0 else torch.cat([*states], -1)
 
     def _layer(
-        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Options
+        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.window == 1:
             h, final = self._pool(self._affine(layer, x), states[0], options)
@@ -472,7 +474,7 @@ class QRNN(Recurrent[Any]):
         return self._project(layer, h), (torch.cat(finals), torch.stack(lasts))
 
     def _pool(
-        self, products: Tensor, c0: OptTensor, options: Options, directions: int | None = None
+        self, products: Tensor, c0: OptTensor, options: Sequences, directions: int | None = None
     ) -> tuple[Tensor, Tensor]:
         kind, blocks, forget, numbers = self._POOLING[self.pooling]
         if self.zoneout > 0 and self.training:
@@ -582,7 +584,7 @@ class RGLRU(Recurrent[Tensor]):
             super()._initialise(name, parameter)
 
     def _layer(
-        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Options
+        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self._of("weight_ih", layer) is not None:
             x = F.linear(x, self._of("weight_ih", layer), self._of("bias_ih", layer))
@@ -607,7 +609,7 @@ class RGLRU(Recurrent[Tensor]):
         return self._swap(h), (final,)
 
     def _without_scale(
-        self, x: Tensor, r: Tensor, rates: Any, from_none: bool, options: Options
+        self, x: Tensor, r: Tensor, rates: Any, from_none: bool, options: Sequences
     ) -> Tensor:
         """Divide x, (B, T, directions * D), by its scale where no state enters."""
         cu_seqlens, lengths, reset, _, left_padded = options
@@ -746,7 +748,7 @@ class HGRN(Recurrent[Tensor]):
         return shares.cumsum(0) - shares[0]
 
     def _layer(
-        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Options
+        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         products = self._affine(layer, x)
         bounds = self.bounds()
@@ -828,7 +830,7 @@ class GILRLSTM(Recurrent[tuple[Tensor, Tensor]]):
         return shapes | {"bias_gilr": (2 * rows,)} if self.bias else shapes
 
     def _layer(
-        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Options
+        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         s0, c0 = states
         tanh = activation_code(self._fn, "tanh")
@@ -909,7 +911,7 @@ class _Diagonal(Recurrent[Tensor]):
             super()._initialise(name, parameter)
 
     def _layer(
-        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Options
+        self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         lam, factor = self._discretise(layer)
         weight_b = torch.view_as_complex(self._of("weight_b", layer)) * factor.unsqueeze(-1)
