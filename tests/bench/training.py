@@ -1,0 +1,205 @@
+"""Training in parallel over time: scanrnn.torch.LSTM and torch.nn.LSTM from one seed, side by side.
+
+    python tests/bench/training.py                       T = 4096, on the GPU, 1000 steps
+    python tests/bench/training.py --device cpu --time 256 --steps 20 --hidden 32
+    python tests/bench/training.py --plot training.png   loss curves and wall times as a picture
+    python tests/bench/training.py --alone --hidden 256  trains ours only, and compares the result
+
+The task is the adding problem (Hochreiter and Schmidhuber 1997, "Long short-term memory", section
+5.4): of T random numbers two are marked, and after the last step the network says their sum. The
+marks lie among the last `--span` steps. Knowing nothing gives a squared error of 0.167.
+
+Both networks start from the same weights and see the same batches. Their gradients differ by
+rounding, which training amplifies: single losses are compared as long as that makes sense, and
+running means from there on. Afterwards both run the trained weights on one long sequence: memory
+that was learned needs a longer burn-in.
+
+Exit status: 1 if the curves part, 2 without the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import time
+import warnings
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import scanrnn.torch as srt
+import torch
+from torch import Tensor, nn
+
+SAME = 1e-3  # largest relative difference of single losses in the first tenth of the steps
+PART = (
+    0.25  # of running means of the last tenth, relative to the larger, plus 1% of knowing nothing
+)
+NOTHING = 1 / 6
+
+
+def batch(generator: torch.Generator, steps: int, span: int, size: int) -> tuple[Tensor, Tensor]:
+    """Numbers and marks (T,B,2), and the sums (B)."""
+    values = torch.rand(steps, size, generator=generator)
+    marks = torch.zeros(steps, size)
+    rows = torch.arange(size)
+    for half in range(2):
+        place = torch.randint(span // 2, (size,), generator=generator) + half * (span // 2)
+        marks[steps - span + place, rows] = 1
+    return torch.stack([values, marks], 2), (values * marks).sum(0)
+
+
+class Contender:
+    """A network, its optimizer, and what it did."""
+
+    def __init__(self, name: str, lstm: Any, head: nn.Linear, rate: float) -> None:
+        self.name, self.lstm, self.head = name, lstm, head
+        self.parameters = [*lstm.parameters(), *head.parameters()]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=rate)
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self.y = torch.empty(0)
+
+    def step(self, x: Tensor, target: Tensor) -> None:
+        wait(x)
+        start = time.perf_counter()
+        y = self.lstm(x)[0]
+        loss = nn.functional.mse_loss(self.head(y[-1])[:, 0], target)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.losses.append(loss.item())
+        self.seconds.append(time.perf_counter() - start)
+
+
+def wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def compare(ours: Contender, theirs: Contender) -> list[str]:
+    """What is wrong with the curves."""
+    first = max(1, len(ours.losses) // 10)
+    pairs = list(zip(ours.losses, theirs.losses, strict=True))
+    single = max(abs(a - b) / b for a, b in pairs[:first])
+    last = [mean(c.losses[-first:]) for c in (ours, theirs)]
+    print(f"\nfirst {first} losses: the same within {single:.1e} of themselves")
+    print(f"mean of the last {first}: {last[0]:.5f} and {last[1]:.5f}")
+    failures = []
+    if single > SAME:
+        failures.append(
+            f"losses of the first {first} steps differ by {single:.1e}, expected {SAME}"
+        )
+    if abs(last[0] - last[1]) > PART * max(last) + 0.01 * NOTHING:
+        failures.append(f"the last losses are {last[0]:.5f} and {last[1]:.5f}")
+    return failures
+
+
+def after_training(ours: Contender, theirs: Contender, steps: int, span: int) -> None:
+    """Forward and backward of the weights that ours came to, on one long sequence."""
+    device = ours.head.weight.device
+    weights = ours.lstm.state_dict()
+    x, _ = batch(torch.Generator().manual_seed(2), steps, span, 1)
+    x = x.to(device)
+    times = {}
+    for c in (theirs, ours):
+        c.lstm.load_state_dict(weights)
+        readings = []
+        for _ in range(4):
+            wait(x)
+            start = time.perf_counter()
+            y = c.lstm(x)[0]
+            y.square().mean().backward()
+            wait(x)
+            readings.append(time.perf_counter() - start)
+        times[c.name] = median(readings[1:]) * 1e3
+        c.y = y.detach()
+    difference = float((ours.y - theirs.y).abs().max())
+    serial, relaxed = (times[c.name] for c in (theirs, ours))
+    print(f"trained weights, T = {steps:,}, B = 1, forward + backward:")
+    print(f"{serial:.1f} ms, ours {relaxed:.1f} ({serial / relaxed:.1f}x), ", end="")
+    print(f"outputs differ by {difference:.1e}\n{ours.lstm.last_report}")
+
+
+def plot(path: Path, ours: Contender, theirs: Contender, title: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    for c, style in ((theirs, "-"), (ours, "--")):
+        axes[0].plot(c.losses, style, label=c.name, linewidth=1)
+        elapsed = torch.tensor(c.seconds).cumsum(0)
+        axes[1].plot(elapsed, c.losses, style, label=c.name, linewidth=1)
+    axes[0].set(xlabel="step", ylabel="squared error", yscale="log", title=title)
+    axes[1].set(xlabel="seconds", yscale="log", title="the same over time")
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--time", type=int, default=4096, help="steps T of a sequence")
+    parser.add_argument("--span", type=int, default=128, help="the marks' part of it, its end")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=1000, help="of training")
+    parser.add_argument("--rate", type=float, default=2e-3, help="of Adam")
+    parser.add_argument("--long", type=int, default=65280, help="steps of the last comparison")
+    parser.add_argument("--alone", action="store_true", help="don't train torch.nn.LSTM")
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("no CUDA device", file=sys.stderr)
+        return 2
+    warnings.simplefilter("ignore")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    lstm = nn.LSTM(2, args.hidden).to(args.device)
+    readout = nn.Linear(args.hidden, 1).to(args.device)
+    theirs = Contender("torch.nn.LSTM", copy.deepcopy(lstm), copy.deepcopy(readout), args.rate)
+    mine = srt.LSTM.from_torch(copy.deepcopy(lstm))
+    ours = Contender("scanrnn.torch.LSTM", mine, copy.deepcopy(readout), args.rate)
+    where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    title = f"adding problem, T = {args.time}, H = {args.hidden}, B = {args.batch}"
+    print(f"{title}, marks in the last {args.span}; {where}, PyTorch {torch.__version__}\n")
+    contenders = [ours] if args.alone else [theirs, ours]
+    head = ["step", *(c.name for c in contenders), *("ms" for _ in contenders), "burn-in", "status"]
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    generator = torch.Generator().manual_seed(1)
+    every = max(1, args.steps // 20)
+    for i in range(args.steps):
+        x, target = (t.to(args.device) for t in batch(generator, args.time, args.span, args.batch))
+        for c in contenders[:: 1 if i % 2 else -1]:
+            c.step(x, target)
+        if i % every == every - 1 or i == 0:
+            recent = slice(max(0, i + 1 - every), i + 1)
+            losses = [f"{mean(c.losses[recent]):.5f}" for c in contenders]
+            ms = [f"{median(c.seconds[recent]) * 1e3:.1f}" for c in contenders]
+            report = mine.last_report
+            cells = [str(i + 1), *losses, *ms, str(report.burn_in), report.status]
+            print("| " + " | ".join(cells) + " |", flush=True)
+    failures = []
+    if not args.alone:
+        failures = compare(ours, theirs)
+        walls = [sum(c.seconds) for c in contenders]
+        print(f"wall time {walls[0]:.1f} s, ours {walls[1]:.1f} s ({walls[0] / walls[1]:.1f}x)")
+    if args.long:
+        after_training(ours, theirs, args.long, args.span)
+    if args.plot and not args.alone:
+        plot(args.plot, ours, theirs, title)
+    for text in failures:
+        print("FAILED:", text)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
