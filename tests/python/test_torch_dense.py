@@ -2,8 +2,10 @@
 
 import copy
 import math
+import os
 import pickle
 import warnings
+from collections import Counter
 
 import hypothesis.strategies as st
 import numpy as np
@@ -283,6 +285,32 @@ def test_any_shape_and_any_weights(
         assert_same(([], got[1]), ([], want[1]), 1e-9, 1e-7)
     assert distance(got[0][0], want[0][0]) <= estimate + 1e-11
     assert all(g.isfinite().all() for g in got[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_n11_thousands_of_weights(cls):
+    """What isn't within the report's estimate of the serial result is a silent failure."""
+    count = 3400 if "SCANRNN_LONG_TESTS" in os.environ else 40
+    random = np.random.default_rng(7)
+    seen = Counter()
+    for seed in range(count):
+        gain, gate = math.exp(random.uniform(math.log(0.1), math.log(6))), random.uniform(-3, 6)
+        H, T, width = (int(random.integers(*ends)) for ends in ((1, 9), (64, 400), (8, 64)))
+        reference = network(cls, 3, H, gain=gain, gate=gate, dtype=torch.float32)
+        for p in reference.parameters():  # other weights each time
+            p.data *= torch.from_numpy(random.uniform(0.5, 1.5, p.shape)).float()
+        module = ours(reference, width=width, burn_in=int(random.integers(1, 64)))
+        x = sequences(reference, T, 2, requires_grad=False, seed=seed)
+        with torch.no_grad():
+            y, hx, report = module(x, return_report=True)
+            want, final = reference(x)
+        error = max(distance(a, b) for a, b in zip(parts((y, hx)), parts((want, final))))  # noqa: B905
+        text = f"{cls} {seed}: gain {gain:.2f}, bias {gate:.2f}, H {H}, T {T}, {report}"
+        assert error <= report.error_estimate + 2e-6, f"off by {error:.1e}, {text}"
+        seen[report.status] += 1
+    assert seen["converged"] >= count / 10
+    assert cls == "RNN" or seen["fell_back"] >= count / 40, seen
 
 
 # ---- Reports -------------------------------------------------------------------------------------
