@@ -303,11 +303,15 @@ def test_n11_thousands_of_weights(cls):
         module = ours(reference, width=width, burn_in=int(random.integers(1, 64)))
         x = sequences(reference, T, 2, requires_grad=False, seed=seed)
         with torch.no_grad():
-            y, hx, report = module(x, return_report=True)
-            want, final = reference(x)
-        error = max(distance(a, b) for a, b in zip(parts((y, hx)), parts((want, final))))  # noqa: B905
+            *got, report = module(x, return_report=True)
+            want = reference(x)
+            exact = parts(copy.deepcopy(reference).double()(x.double()))
+        error, rounding = (
+            max(distance(a.double(), b) for a, b in zip(parts(result), exact, strict=True))
+            for result in (got, want)
+        )
         text = f"{cls} {seed}: gain {gain:.2f}, bias {gate:.2f}, H {H}, T {T}, {report}"
-        assert error <= report.error_estimate + 2e-6, f"off by {error:.1e}, {text}"
+        assert error <= report.error_estimate + 2 * rounding + 2e-6, f"off by {error:.1e}, {text}"
         seen[report.status] += 1
     assert seen["converged"] >= count / 10
     assert cls == "RNN" or seen["fell_back"] >= count / 40, seen
