@@ -9,11 +9,11 @@
 
 namespace scanrnn {
 
-#define SCANRNN_TYPE(name, Cell)                                               \
-  template <>                                                                  \
-  const CellType& cell_type<Cell>() {                                          \
-    static const CellType type = detail::Describe<Cell>::type(CellKind::name); \
-    return type;                                                               \
+#define SCANRNN_TYPE(name, Cell)                                         \
+  template <>                                                            \
+  const CellType& cell_type<Cell>() {                                    \
+    static const CellType type = detail::describe<Cell>(CellKind::name); \
+    return type;                                                         \
   }
 SCANRNN_CELLS(SCANRNN_TYPE)
 #undef SCANRNN_TYPE
@@ -40,7 +40,7 @@ std::string number(double value) {
   return text;
 }
 
-void check_option(const CellType& type, const CellOption& option, double value) {
+void check_option(const CellDescription& type, const CellOption& option, double value) {
   if (value >= option.least && value <= option.most &&
       (!option.is_whole || value == std::floor(value))) {
     return;
@@ -50,7 +50,7 @@ void check_option(const CellType& type, const CellOption& option, double value) 
                         number(option.least) + " to " + number(option.most));
 }
 
-void check_options(const CellType& type, const void* cell) {
+void check_options(const CellDescription& type, const void* cell) {
   for (int i = 0; i < type.options; ++i) {
     const CellOption option = type.option(cell, i);
     check_option(type, option, option.value);
@@ -59,7 +59,7 @@ void check_options(const CellType& type, const void* cell) {
 
 }  // namespace
 
-void set_options(const CellType& type, CellStorage& cell, const double* values, int count) {
+void set_options(const CellDescription& type, CellStorage& cell, const double* values, int count) {
   if (count > type.options) {
     throw InvalidArgument(std::string(type.name) + ": options has " + std::to_string(count) +
                           " numbers, expected at most " + std::to_string(type.options));
