@@ -38,11 +38,11 @@ constexpr Index kParallelSteps = 4096;  // of a channel: below, a thread isn't w
 
 // Multiple shooting runs all steps two or three times, which pays where a serial run leaves lanes
 // empty and waits for one step after the other: with few channels. GRU at (1,65536,D) float32 on
-// one core of the same, serial against segments: forward, D = 1, 4, 8: 4.2, 4.3, 4.5 ms against
-// 0.4, 1.7, 3.4; backward 4.0 each against 1.2, 4.7, 9.0. More cores help the latter alone. (Many
+// one core of the same, serial against segments: D = 1, 4, 8, forward 4.2, 4.9, 5.2 ms against 0.4,
+// 1.7, 4.4; backward 8.7, 6.8, 10.9 against 1.2, 4.7, 9.0. More cores help the latter alone. (Many
 // sequences of few channels would be better off serially, side by side, but a row's result is not
 // to depend on them.)
-constexpr Index kFewChannels = 8, kFewChannelsBack = 4;
+constexpr Index kFewChannels = 8;
 constexpr Index kShortest = 256;      // steps of a segment
 constexpr Index kFewestSegments = 8;  // fewer aren't worth it
 constexpr Index kLanesWanted = 2048;  // segments times channels: the lanes of some threads
@@ -52,7 +52,7 @@ Index segment_steps(const SolveProblem& p, Index length) {
   const Index whole = std::max<Index>(length, 1);
   if (!p.backward && p.max_passes == 0) return whole;
   if (p.segment > 0) return std::min(p.segment, whole);
-  if (p.channels > (p.backward ? kFewChannelsBack : kFewChannels)) return whole;
+  if (p.channels > kFewChannels) return whole;
   const Index steps = std::max(kShortest, ceil_div(length * p.channels, kLanesWanted));
   return length >= kFewestSegments * steps ? steps : whole;
 }
