@@ -45,7 +45,7 @@ const CellType& cell_type() {
       {cpu::SCANRNN_ISA::Leaf<Prepared<Cell>, cpu::SCANRNN_ISA::Vec<float>>::kernels(),
        cpu::SCANRNN_ISA::Leaf<Prepared<Cell>, cpu::SCANRNN_ISA::Vec<double>>::kernels()}};
   static const CellType type =
-      detail::Describe<Cell>::type(CellKind::custom, &kernels, &custom_cuda_kernels<Cell>);
+      detail::describe<Cell>(CellKind::custom, &kernels, &custom_cuda_kernels<Cell>);
   return type;
 }
 

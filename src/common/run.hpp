@@ -6,12 +6,14 @@
 
 namespace scanrnn {
 
-inline std::size_t workspace_bytes(const Problem& problem, const Target& target) {
+template <class AnyProblem>  // Problem or SolveProblem
+std::size_t workspace_bytes(const AnyProblem& problem, const Target& target) {
   return target.device == Device::cuda ? cuda::workspace_bytes(problem, target)
                                        : cpu::workspace_bytes(problem);
 }
 
-inline void run(const Problem& problem, Workspace workspace, const Target& target) {
+template <class AnyProblem>
+void run(const AnyProblem& problem, Workspace workspace, const Target& target) {
   if (target.device == Device::cuda) {
     cuda::execute(problem, workspace, target);
   } else {

@@ -9,7 +9,7 @@ namespace scanrnn {
 
 template <>
 const CellType& cell_type<ScanCell>() {
-  static const CellType type = detail::Describe<ScanCell>::type(CellKind::scan);
+  static const CellType type = detail::describe<ScanCell>(CellKind::scan);
   return type;
 }
 

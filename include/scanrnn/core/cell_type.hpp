@@ -36,13 +36,12 @@ struct CellStorage {
   alignas(double) unsigned char bytes[size];
 };
 
-struct CellType {
+/// What linear and nonlinear cells' types share.
+struct CellDescription {
   const char* name;
-  const char* state;  ///< "h" or "c": its initial value is called "h0" or "c0"
   int inputs;
   const char* const* names;  ///< of the inputs
-  unsigned map_inputs, backward_inputs, vector_inputs, optional_inputs, state_inputs;
-  bool state_is_output;
+  unsigned vector_inputs, optional_inputs;
 
   int options;
   /// Option `i` of a cell.
@@ -54,19 +53,24 @@ struct CellType {
   /// A copy that knows which inputs are given.
   void (*copy)(const void* cell, unsigned given, CellStorage& copy);
 
+  static bool has(unsigned mask, int input) { return (mask >> input & 1u) != 0; }
+};
+
+struct CellType : CellDescription {
+  const char* state;  ///< "h" or "c": its initial value is called "h0" or "c0"
+  unsigned map_inputs, backward_inputs, state_inputs;
+  bool state_is_output;
+
   CellKind kind;
   /// Kernels of a cell that isn't the library's; null: none were compiled for that backend.
   const cpu::CustomCell* on_cpu;
   cuda::CustomCell* const* on_cuda;
-
-  bool has(unsigned mask, int input) const { return (mask >> input & 1u) != 0; }
 };
 
 namespace detail {
 
 template <class Cell>
 struct Describe {
-  static_assert(CellTraits<Cell>::is_cell);
   static_assert(sizeof(Cell) <= CellStorage::size && std::is_trivially_copyable<Cell>::value);
 
   template <class Visit>
@@ -105,28 +109,26 @@ struct Describe {
     cell->given(given);
   }
 
-  static CellType type(CellKind kind, const cpu::CustomCell* on_cpu = nullptr,
-                       cuda::CustomCell* const* on_cuda = nullptr) {
-    return {Cell::name,
-            Cell::state,
-            Cell::inputs,
-            Cell::names,
-            Cell::map_inputs,
-            Cell::backward_inputs,
-            Cell::vector_inputs,
-            Cell::optional_inputs,
-            Cell::state_inputs,
-            Cell::state_is_output,
-            count_options(),
-            option,
-            set_option,
-            construct,
-            copy,
-            kind,
-            on_cpu,
-            on_cuda};
+  static CellDescription description() {
+    return {Cell::name,      Cell::inputs, Cell::names, Cell::vector_inputs, Cell::optional_inputs,
+            count_options(), option,       set_option,  construct,           copy};
   }
 };
+
+template <class Cell>
+CellType describe(CellKind kind, const cpu::CustomCell* on_cpu = nullptr,
+                  cuda::CustomCell* const* on_cuda = nullptr) {
+  static_assert(CellTraits<Cell>::is_cell);
+  return {Describe<Cell>::description(),
+          Cell::state,
+          Cell::map_inputs,
+          Cell::backward_inputs,
+          Cell::state_inputs,
+          Cell::state_is_output,
+          kind,
+          on_cpu,
+          on_cuda};
+}
 
 }  // namespace detail
 
@@ -144,7 +146,7 @@ SCANRNN_CELLS(SCANRNN_TYPE)
 
 /// Sets the first `count` options. Throws InvalidArgument for more than the cell has, and for a
 /// value that isn't allowed.
-void set_options(const CellType& type, CellStorage& cell, const double* values, int count);
+void set_options(const CellDescription& type, CellStorage& cell, const double* values, int count);
 
 /// The library's cell of that kind, from 1 to kCells - 1.
 const CellType& cell_type(CellKind kind);
