@@ -1,0 +1,1100 @@
+// SPDX-License-Identifier: Apache-2.0
+// The solver of nonlinear cells (scanrnn/solve.hpp) in one launch a direction.
+//
+// A thread runs one segment of one channel; a warp's lanes are channels that lie side by side.
+// Blocks take units of work by ticket: first every unit of the call, then those that have to run
+// again, which stand in a queue. The block that finishes the last unit of a group (a sequence's
+// units that share their channels) corrects the group's starts by a scan over its segments, and
+// queues what has moved. So groups don't wait for each other, nothing is launched for passes that
+// nobody needs, and the host decides nothing. A block without work waits for the queue; all that it
+// waits for is in the hands of blocks that run, so it doesn't matter how many fit the device.
+//
+// Backward is the same with one pass: segments' adjoint maps, a scan over them, and every unit once
+// more with the adjoint that enters its segments.
+#pragma once
+
+#include <utility>
+
+#include "cuda/solve_args.hpp"
+#include "cuda/solve_tuning.hpp"
+#include "cuda/tile.cuh"
+#include "scanrnn/solve.hpp"
+
+namespace scanrnn::cuda {
+
+inline constexpr unsigned kNothing = ~0u;  // what clears the workspace
+
+/// Blocks of a multiprocessor that registers have to suffice for: a thousand threads where these
+/// can do with 64.
+SCANRNN_HD constexpr int solve_blocks(int streams, std::size_t accumulated) {
+  return accumulated == 8 ? 3 : (streams <= 9 ? 8 : 6);
+}
+/// Steps that a thread reads ahead.
+SCANRNN_HD constexpr int steps_ahead(int streams) { return streams <= 3 ? 4 : (streams <= 6 ? 2 : 1); }
+
+/// What the passes over a cell read, worked out when the kernel is compiled.
+template <class Cell>
+struct SolvePass {
+  static constexpr int inputs = Cell::inputs;
+  static constexpr int states = Cell::states;
+  static constexpr SCANRNN_HD bool is_vector(int k) {
+    return (Cell::vector_inputs >> k & 1u) != 0;
+  }
+  /// Where an input that has time in it stands among those that do.
+  static constexpr SCANRNN_HD int stream(int k) {
+    int n = 0;
+    for (int j = 0; j < k; ++j) n += is_vector(j) ? 0 : 1;
+    return n;
+  }
+  static constexpr int streams = stream(Cell::inputs);
+  static constexpr bool keeps = Cell::kept_state >= 0;
+  static constexpr SCANRNN_HD int forward_blocks(std::size_t accumulated) {
+    return solve_blocks(streams + 1 + (keeps ? 1 : 0), accumulated);
+  }
+  static constexpr SCANRNN_HD int backward_blocks(std::size_t accumulated) {
+    return solve_blocks(2 * streams + states + 1, accumulated);
+  }
+};
+
+/// A number as a type.
+template <int kValue>
+struct Number {
+  SCANRNN_HD constexpr int operator()() const { return kValue; }
+  SCANRNN_HD constexpr operator int() const { return kValue; }
+};
+template <class F, int... kIndex>
+__device__ __forceinline__ void for_each_of(std::integer_sequence<int, kIndex...>, F&& f) {
+  (f(Number<kIndex>()), ...);
+}
+/// f(k) for every input that has time in it, k a Number.
+template <class Cell, class F>
+__device__ __forceinline__ void for_each_stream(F&& f) {
+  using P = SolvePass<Cell>;
+  for_each_of(std::make_integer_sequence<int, P::inputs>(), [&](auto index) {
+    if constexpr (!P::is_vector(index())) f(index);
+  });
+}
+
+// --- elements ------------------------------------------------------------------------------------
+
+static __device__ const double kAbsent = 0;  // what absent arrays read
+
+__device__ __forceinline__ char* address(const StepArray& s, Index row, Index position, Index d) {
+  if (s.data == nullptr) return reinterpret_cast<char*>(const_cast<double*>(&kAbsent));
+  return s.data + row * s.batch + position * s.time + d * s.channel;
+}
+
+// Arrays that no kernel here writes.
+template <class T>
+__device__ __forceinline__ T load_constant(const char* at) {
+  return __ldg(reinterpret_cast<const T*>(at));
+}
+template <>
+__device__ __forceinline__ Half load_constant<Half>(const char* at) {
+  return {__ldg(reinterpret_cast<const unsigned short*>(at))};
+}
+template <>
+__device__ __forceinline__ BFloat16 load_constant<BFloat16>(const char* at) {
+  return {__ldg(reinterpret_cast<const unsigned short*>(at))};
+}
+
+template <class T>
+__device__ __forceinline__ void store(char* at, const Acc<T>& v) {
+  *reinterpret_cast<T*>(at) = Element<T>::narrow(v);
+}
+
+template <class Cell, class T>
+__device__ __forceinline__ void load_vectors(const SolveArgs& g, Index d,
+                                             Acc<T> (&vector)[Cell::inputs]) {
+#pragma unroll
+  for (int k = 0; k < Cell::inputs; ++k) {
+    vector[k] = Constant<Acc<T>>::of(0);
+    if (SolvePass<Cell>::is_vector(k)) {
+      vector[k] = Element<T>::widen(load_constant<T>(address(g.in[k], 0, 0, d)));
+    }
+  }
+}
+
+template <class T, class Cell>
+__device__ __forceinline__ void gather(const T (&values)[SolvePass<Cell>::streams],
+                                       const Acc<T> (&vector)[Cell::inputs],
+                                       Acc<T> (&in)[Cell::inputs], const Cell&) {
+  using P = SolvePass<Cell>;
+#pragma unroll
+  for (int k = 0; k < P::inputs; ++k) in[k] = vector[k];
+  for_each_stream<Cell>([&](auto k) { in[k] = Element<T>::widen(values[P::stream(k())]); });
+}
+
+__device__ __forceinline__ float magnitude(float v) { return ::fabsf(v); }
+__device__ __forceinline__ double magnitude(double v) { return ::fabs(v); }
+
+template <class A>
+__device__ __forceinline__ A value_of(const A& state) {
+  return state;
+}
+template <class A, int N>
+__device__ __forceinline__ A value_of(const Dual<A, N>& state) {
+  return state.value;
+}
+template <class A>
+__device__ __forceinline__ void drop(A& state) {
+  state = Constant<A>::of(0);
+}
+template <class A, int N>
+__device__ __forceinline__ void drop(Dual<A, N>& state) {
+  state.value = Constant<A>::of(0);
+#pragma unroll
+  for (int i = 0; i < N; ++i) state.slope[i] = Constant<A>::of(0);
+}
+
+/// The place in memory, along time, of a step of the sequence.
+__device__ __forceinline__ Index position_of(const SolveArgs& g, const Span& span, Index step) {
+  return g.reverse ? span.end - 1 - step : span.begin + step;
+}
+
+// --- running steps -------------------------------------------------------------------------------
+
+/// Steps [first, first + count) of a channel, from `state` and in place. `state` is that of plain
+/// numbers or of duals. With `kWrites` the outputs are written; with `kWaits` the first `mine` of
+/// the steps are passed over.
+template <bool kWrites, bool kWaits, class T, class Cell, class Count, class S>
+__device__ __forceinline__ void run_steps(const SolveArgs& g, const Cell& cell, const Span& span,
+                                          Index d, const Acc<T> (&vector)[Cell::inputs],
+                                          Index first, Count count, Count mine,
+                                          S (&state)[Cell::states]) {
+  using P = SolvePass<Cell>;
+  using A = Acc<T>;
+  constexpr int kAhead = steps_ahead(P::streams);
+  const Index position = position_of(g, span, first);
+  const char* at[P::streams];
+  for_each_stream<Cell>(
+      [&](auto k) { at[P::stream(k())] = address(g.in[k], span.row, position, d); });
+  char* out = nullptr;
+  char* kept = nullptr;
+  if constexpr (kWrites) {
+    out = address(g.out, span.row, position, d);
+    if constexpr (P::keeps) kept = address(g.kept, span.row, position, d);
+  }
+  const unsigned char* reset = g.reset;
+  if (reset != nullptr) reset += span.row * g.reset_batch + position * g.reset_time;
+
+  T ahead[kAhead][P::streams];
+  bool cut[kAhead];
+  const auto fetch = [&](T(&values)[P::streams], bool& is_cut) {
+    for_each_stream<Cell>([&](auto k) {
+      constexpr int s = P::stream(k());
+      values[s] = load_constant<T>(at[s]);
+      at[s] += g.in[k].next;
+    });
+    is_cut = false;
+    if (g.reset != nullptr) {
+      is_cut = __ldg(reset) != 0;
+      reset += g.reset_next;
+    }
+  };
+  const auto step = [&](const A(&in)[P::inputs], bool is_cut, Count i) {
+    bool is_mine = true;
+    if constexpr (kWaits) is_mine = i >= mine;
+    if (is_mine) {
+      if (is_cut) {
+#pragma unroll
+        for (int s = 0; s < P::states; ++s) drop(state[s]);
+      }
+      A before[P::states], after[P::states];
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) before[s] = value_of(state[s]);
+      cell.step(in, state);
+      if constexpr (kWrites) {
+#pragma unroll
+        for (int s = 0; s < P::states; ++s) after[s] = value_of(state[s]);
+        store<T>(out, cell.output(in, before, after));
+        if constexpr (P::keeps) {
+          if (g.kept.data != nullptr) store<T>(kept, after[Cell::kept_state]);
+        }
+      }
+    }
+    if constexpr (kWrites) {
+      out += g.out.next;
+      if constexpr (P::keeps) kept += g.kept.next;
+    }
+  };
+
+  const Count bulk = count - count % kAhead;
+  if (bulk > 0) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) fetch(ahead[j], cut[j]);
+  }
+#pragma unroll 1
+  for (Count i = 0; i < bulk; i += kAhead) {
+    const bool more = i + kAhead < bulk;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      A in[P::inputs];
+      gather<T>(ahead[j], vector, in, cell);
+      const bool is_cut = cut[j];
+      if (more) fetch(ahead[j], cut[j]);
+      step(in, is_cut, i + j);
+    }
+  }
+#pragma unroll 1
+  for (Count i = bulk; i < count; ++i) {
+    A in[P::inputs];
+    fetch(ahead[0], cut[0]);
+    gather<T>(ahead[0], vector, in, cell);
+    step(in, cut[0], i);
+  }
+}
+
+// Maps as the core has them, from the numbers of a step.
+template <class A>
+__device__ __forceinline__ Affine<A> map_of(const A (&gain)[1][1], const A (&offset)[1]) {
+  return {gain[0][0], offset[0]};
+}
+template <class A>
+__device__ __forceinline__ Affine2<A> map_of(const A (&gain)[2][2], const A (&offset)[2]) {
+  return {gain[0][0], gain[0][1], gain[1][0], gain[1][1], offset[0], offset[1]};
+}
+template <class A>
+__device__ __forceinline__ void apply_to(const Affine<A>& map, A (&state)[1]) {
+  state[0] = apply(map, state[0]);
+}
+template <class A>
+__device__ __forceinline__ void apply_to(const Affine2<A>& map, A (&state)[2]) {
+  apply(map, state[0], state[1]);
+}
+template <class A>
+__device__ __forceinline__ bool forgets(const Affine<A>& map) {
+  return map.a == Constant<A>::of(0);
+}
+template <class A>
+__device__ __forceinline__ bool forgets(const Affine2<A>& map) {
+  const A zero = Constant<A>::of(0);
+  return map.a00 == zero && map.a01 == zero && map.a10 == zero && map.a11 == zero;
+}
+template <class A>
+__device__ __forceinline__ void offset_of(const Affine<A>& map, A (&state)[1]) {
+  state[0] = map.x;
+}
+template <class A>
+__device__ __forceinline__ void offset_of(const Affine2<A>& map, A (&state)[2]) {
+  state[0] = map.x0;
+  state[1] = map.x1;
+}
+
+/// Steps [first, first + count) of a channel, from the last to the first. Without `kFinish`,
+/// `adjoint` is left alone and `gain` and `offset` become the map from what enters the segment to
+/// what leaves it; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
+/// those of vector inputs are added to `sum`.
+template <bool kFinish, class T, class Cell, class Count>
+__device__ __forceinline__ void run_adjoint(
+    const SolveArgs& g, const Cell& cell, const Span& span, Index n, Index d,
+    const Acc<T> (&vector)[Cell::inputs], Index first, Count count,
+    Acc<T> (&gain)[Cell::states][Cell::states], Acc<T> (&adjoint)[Cell::states],
+    Acc<T> (&sum)[Cell::inputs]) {
+  using P = SolvePass<Cell>;
+  using A = Acc<T>;
+  constexpr int kReads = P::streams + P::states + 1;
+  constexpr int kAhead = steps_ahead(kReads);
+  const A zero = Constant<A>::of(0), one = Constant<A>::of(1);
+  if constexpr (!kFinish) {
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) {
+      adjoint[s] = zero;
+#pragma unroll
+      for (int j = 0; j < P::states; ++j) gain[s][j] = s == j ? one : zero;
+    }
+  }
+  if (count <= 0) return;
+
+  // Inputs and dy of a step, and the states before it.
+  const Index last = first + count - 1;
+  const Index position = position_of(g, span, last);
+  const char* at[kReads];
+  char* to[P::streams];
+  A after[P::states];
+  for_each_stream<Cell>([&](auto k) {
+    at[P::stream(k())] = address(g.in[k], span.row, position, d);
+    if constexpr (kFinish) to[P::stream(k())] = address(g.din[k], span.row, position, d);
+  });
+#pragma unroll
+  for (int s = 0; s < P::states; ++s) {
+    const char* state = address(g.states[s], span.row, position, d);
+    after[s] = Element<T>::widen(load_constant<T>(state));
+    at[P::streams + s] = state + g.states[s].next;
+  }
+  at[P::streams + P::states] = address(g.dy, span.row, position, d);
+  const unsigned char* reset = g.reset;
+  if (reset != nullptr) reset += span.row * g.reset_batch + position * g.reset_time;
+
+  const auto fetch = [&](T(&values)[kReads], bool& is_cut, bool has_before) {
+    for_each_stream<Cell>([&](auto k) {
+      constexpr int s = P::stream(k());
+      values[s] = load_constant<T>(at[s]);
+      at[s] += g.in[k].next;
+    });
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) {
+      if (has_before) values[P::streams + s] = load_constant<T>(at[P::streams + s]);
+      at[P::streams + s] += g.states[s].next;
+    }
+    values[kReads - 1] = load_constant<T>(at[kReads - 1]);
+    at[kReads - 1] += g.dy.next;
+    is_cut = false;
+    if (g.reset != nullptr) {
+      is_cut = __ldg(reset) != 0;
+      reset += g.reset_next;
+    }
+  };
+  const auto step = [&](const A(&in)[P::inputs], const A(&from)[P::states], const A& dy,
+                        bool is_cut) {
+    A before[P::states], leaves[P::states];
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) before[s] = is_cut ? zero : from[s];
+    if constexpr (kFinish) {
+      A din[P::inputs];
+      cell.pullback(in, before, after, dy, adjoint, din, leaves);
+      for_each_stream<Cell>([&](auto k) {
+        constexpr int s = P::stream(k());
+        if (g.din[k].data != nullptr) store<T>(to[s], din[k]);
+        to[s] += g.din[k].next;
+      });
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) sum[k] = sum[k] + din[k];
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) adjoint[s] = is_cut ? zero : leaves[s];
+    } else {
+      A by[P::states][P::states];
+      adjoint_map(cell, in, before, after, dy, by, leaves);
+      A next[P::states][P::states], offset[P::states];
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) {
+        offset[s] = leaves[s];
+#pragma unroll
+        for (int j = 0; j < P::states; ++j) offset[s] = fma(by[s][j], adjoint[j], offset[s]);
+#pragma unroll
+        for (int e = 0; e < P::states; ++e) {
+          next[s][e] = by[s][0] * gain[0][e];
+#pragma unroll
+          for (int j = 1; j < P::states; ++j) next[s][e] = fma(by[s][j], gain[j][e], next[s][e]);
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) {
+        adjoint[s] = is_cut ? zero : offset[s];
+#pragma unroll
+        for (int j = 0; j < P::states; ++j) gain[s][j] = is_cut ? zero : next[s][j];
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) after[s] = from[s];
+  };
+  const auto run = [&](const T(&values)[kReads], bool is_cut, const A(&from)[P::states]) {
+    T streams[P::streams];
+#pragma unroll
+    for (int k = 0; k < P::streams; ++k) streams[k] = values[k];
+    A in[P::inputs];
+    gather<T>(streams, vector, in, cell);
+    step(in, from, Element<T>::widen(values[kReads - 1]), is_cut);
+  };
+
+  // Of the sequence's first step the state before it isn't in the arrays.
+  const Count whole = first == 0 ? count - 1 : count;
+  const Count bulk = whole - whole % kAhead;
+  T ahead[kAhead][kReads];
+  bool cut[kAhead];
+  if (bulk > 0) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) fetch(ahead[j], cut[j], true);
+  }
+#pragma unroll 1
+  for (Count i = 0; i < bulk; i += kAhead) {
+    const bool more = i + kAhead < bulk;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      T values[kReads];
+#pragma unroll
+      for (int k = 0; k < kReads; ++k) values[k] = ahead[j][k];
+      const bool is_cut = cut[j];
+      if (more) fetch(ahead[j], cut[j], true);
+      A from[P::states];
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) from[s] = Element<T>::widen(values[P::streams + s]);
+      run(values, is_cut, from);
+    }
+  }
+#pragma unroll 1
+  for (Count i = bulk; i < count; ++i) {
+    const bool has_before = i < last;
+    fetch(ahead[0], cut[0], has_before);
+    A from[P::states];
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) {
+      from[s] = has_before ? Element<T>::widen(ahead[0][P::streams + s])
+                           : load_state<T>(g.initial[s], n, d);
+    }
+    run(ahead[0], cut[0], from);
+  }
+}
+
+// --- units ---------------------------------------------------------------------------------------
+
+struct Unit {
+  Index sequence;
+  Span span;
+  int group;         // of channels
+  Index chunk;       // of the sequence
+  Index chunks;      // that arrive
+  Index segments;    // of the sequence, at least one
+  Index first_unit;  // the sequence's first, of channel group 0; the next chunk is `groups` further
+  Index first_item;  // of the sequence's segment 0
+  bool is_owned;     // else it belongs to no sequence
+
+  __device__ __forceinline__ Index length() const { return span.end - span.begin; }
+};
+
+__device__ __forceinline__ Unit unit_of(const SolveArgs& g, unsigned number) {
+  const Index per = kSolveThreads >> g.across_log2;
+  Unit u;
+  const unsigned groups = static_cast<unsigned>(g.groups);
+  const Index row = number / groups;  // the unit's number without its group
+  u.group = static_cast<int>(number % groups);
+  if (g.cu_seqlens != nullptr) {
+    // Sequence n starts at row begin / steps + n, which leaves room for all before it.
+    const Index steps = per * g.segment;
+    Index low = 0, high = g.sequences;
+    while (high - low > 1) {
+      const Index middle = (low + high) / 2;
+      if (read_index(g, g.cu_seqlens, middle) / steps + middle <= row) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    u.sequence = low;
+    const Index first = read_index(g, g.cu_seqlens, low) / steps + low;
+    u.chunk = row - first;
+    u.first_unit = first * g.groups;
+    u.first_item = first * per;
+  } else {
+    u.sequence = row / g.chunks;
+    u.chunk = row % g.chunks;
+    u.first_unit = u.sequence * g.chunks * g.groups;
+    u.first_item = u.sequence * g.chunks * per;
+  }
+  u.span = span_of(g, u.sequence);
+  u.segments = (u.length() + g.segment - 1) / g.segment;
+  if (u.segments < 1) u.segments = 1;
+  u.chunks = g.cu_seqlens != nullptr ? (u.segments + per - 1) / per : g.chunks;
+  u.is_owned = u.chunk >= 0 && u.chunk < u.chunks;  // below 0 only from offsets that decrease
+  return u;
+}
+
+/// A thread's place in a unit.
+struct Worker {
+  int lane, slot;
+  Index d, segment, item;
+  Index first;  // step
+  int count;    // of steps
+  bool is_active;
+};
+__device__ __forceinline__ Worker worker_of(const SolveArgs& g, const Unit& u) {
+  Worker w;
+  const int per = kSolveThreads >> g.across_log2;
+  w.lane = static_cast<int>(threadIdx.x) & ((1 << g.across_log2) - 1);
+  w.slot = static_cast<int>(threadIdx.x) >> g.across_log2;
+  w.d = (static_cast<Index>(u.group) << g.across_log2) + w.lane;
+  w.segment = u.chunk * per + w.slot;
+  w.item = u.first_item + w.segment;
+  w.first = w.segment * g.segment;
+  const Index rest = u.length() - w.first;
+  w.count = static_cast<int>(rest < g.segment ? (rest > 0 ? rest : 0) : g.segment);
+  w.is_active = w.d < g.channels && w.segment < u.segments;
+  return w;
+}
+
+/// Element (item, i) of an array of `count` numbers an item.
+template <class A>
+__device__ __forceinline__ A* at_item(const SolveArgs& g, char* array, Index item, int i, int count,
+                                      Index d) {
+  return reinterpret_cast<A*>(array) + (item * count + i) * g.pitch + d;
+}
+
+/// What a unit's share of the sequence's padding reads as.
+template <class T>
+__device__ __forceinline__ void clear_padding(const SolveArgs& g, const Unit& u, const Worker& w,
+                                              const StepArray& s) {
+  if (g.lengths == nullptr || s.data == nullptr || w.d >= g.channels) return;
+  const Index count = g.time - u.length();
+  const Index share = (count + g.chunks - 1) / g.chunks;
+  const Index first = u.span.begin > 0 ? 0 : u.length();
+  const Index begin = u.chunk * share;
+  const Index end = begin + share < count ? begin + share : count;
+  for (Index i = begin + w.slot; i < end; i += kSolveThreads >> g.across_log2) {
+    store<T>(address(s, u.span.row, first + i, w.d), Constant<Acc<T>>::of(0));
+  }
+}
+
+// --- the queue -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ unsigned peek(const unsigned* at) {
+  return *static_cast<const volatile unsigned*>(at);
+}
+
+struct Work {
+  Unit unit;  // in shared memory, so that nobody keeps it in registers while steps run
+  bool is_first;  // the unit's first run
+  bool is_over;
+};
+
+/// The block's next unit. False once there will be none.
+__device__ __forceinline__ bool take_unit(const SolveArgs& g, Work& shared) {
+  __syncthreads();  // nobody still reads `shared`
+  if (threadIdx.x == 0) {
+    const unsigned ticket = atomicAdd(g.ticket, 1u);
+    unsigned unit = ticket;
+    shared.is_first = ticket < static_cast<unsigned>(g.units);
+    if (!shared.is_first) {
+      const Index slot = static_cast<Index>(ticket) - g.units;
+      unit = kNothing;
+      for (;;) {
+        if (slot < g.queue_slots) unit = peek(g.queue + slot);
+        if (unit != kNothing) break;
+        // All is done once as many runs have ended as were ever due; in this order, since more
+        // become due only while some are under way.
+        const unsigned ended = peek(g.finished) + 1;
+        __threadfence();
+        if (ended == static_cast<unsigned>(g.units) + peek(g.queue_tail) + 1) break;
+#if __CUDA_ARCH__ >= 700
+        __nanosleep(100);
+#endif
+      }
+      __threadfence();
+    }
+    shared.is_over = unit == kNothing;
+    if (!shared.is_over) shared.unit = unit_of(g, unit);
+  }
+  __syncthreads();
+  return !shared.is_over;
+}
+
+/// Whether the block is the last of the group's to arrive. All that the block wrote is seen by it.
+__device__ __forceinline__ bool is_last_to_arrive(unsigned* counter, unsigned expected,
+                                                  unsigned* shared) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *shared = atomicAdd(counter, 1u) + 2 == expected;  // counters start at -1
+    __threadfence();
+  }
+  __syncthreads();
+  return *shared != 0;
+}
+
+/// Queues those units of the group that `is_due(chunk)` names. False if there are none.
+template <class IsDue>
+__device__ __forceinline__ bool queue_units(const SolveArgs& g, const Unit& u, unsigned pass,
+                                            unsigned (&shared)[2], const IsDue& is_due) {
+  const Index group = u.sequence * g.groups + u.group;
+  if (threadIdx.x == 0) shared[0] = 0;
+  __syncthreads();
+  unsigned own = 0;
+  for (Index c = threadIdx.x; c < u.chunks; c += kSolveThreads) own += is_due(c) ? 1 : 0;
+  if (own > 0) atomicAdd(&shared[0], own);
+  __syncthreads();
+  const unsigned count = shared[0];
+  if (count == 0) return false;
+  if (threadIdx.x == 0) {
+    g.expected[group] = count;
+    g.pass[group] = pass;
+    g.arrived[group] = kNothing;
+    shared[1] = atomicAdd(g.queue_tail, count) + 1;
+  }
+  __threadfence();
+  __syncthreads();
+  for (Index c = threadIdx.x; c < u.chunks; c += kSolveThreads) {
+    if (!is_due(c)) continue;
+    const unsigned slot = atomicAdd(&shared[1], 1u);
+    if (slot >= g.queue_slots) {  // only from offsets that decrease
+      atomicAdd(g.finished, 1u);
+      continue;
+    }
+    __threadfence();
+    *static_cast<volatile unsigned*>(g.queue + slot) =
+        static_cast<unsigned>(u.first_unit + c * g.groups + u.group);
+  }
+  return true;
+}
+
+/// A run of a unit has ended, with all that follows from it.
+__device__ __forceinline__ void finish_unit(const SolveArgs& g) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(g.finished, 1u);
+  }
+}
+
+/// Segments that a slot goes through in a scan over the group's.
+struct Share {
+  Index low, high;
+};
+__device__ __forceinline__ Share share_of(const SolveArgs& g, Index segments, int slot) {
+  const Index per = kSolveThreads >> g.across_log2;
+  const Index share = (segments + per - 1) / per;
+  const Index low = slot * share, high = low + share;
+  return {low < segments ? low : segments, high < segments ? high : segments};
+}
+
+// --- forward -------------------------------------------------------------------------------------
+
+template <class A, int N>
+struct ForwardShared {
+  Work work;
+  unsigned is_last;
+  unsigned counts[2];
+  int earliest;
+  typename SegmentMap<A, N>::Type map[kSolveThreads];
+  A residual[kSolveThreads], error[kSolveThreads];
+  int first[kSolveThreads];  // segment that a slot's channel is unconverged from
+};
+
+inline constexpr int kConverged = 0x7fffffff;
+
+/// A row of the report from what threads know of their channels.
+__device__ __forceinline__ void write_report(const SolveArgs& g, const Unit& u, unsigned pass,
+                                             double residual, double error, Index first,
+                                             Index serial, double* to) {
+  to[SolveReport::kStatus] = u.segments <= 1 ? SolveReport::kSerial
+                             : serial > 0    ? SolveReport::kFellBack
+                                             : SolveReport::kConverged;
+  to[SolveReport::kPasses] = u.segments <= 1 ? 0 : pass;
+  to[SolveReport::kResidual] = residual;
+  to[SolveReport::kErrorEstimate] = error;
+  to[SolveReport::kFirstUnconverged] = static_cast<double>(first);
+  to[SolveReport::kSerialChannels] = static_cast<double>(serial);
+}
+
+/// A group's starts, corrected by its segments' tangents: the block goes through the segments, a
+/// slot of threads its share of them. Starts that move are marked; if none does, the group's
+/// channels that haven't converged are run serially, and the group is done.
+template <class T, class Cell>
+__device__ __forceinline__ void correct(const SolveArgs& g, const Cell& cell, const Unit& u,
+                                        unsigned pass,
+                                        ForwardShared<Acc<T>, Cell::states>& shared) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  using Map = typename SegmentMap<A, N>::Type;
+  const Worker w = worker_of(g, u);
+  const int across = 1 << g.across_log2, per = kSolveThreads >> g.across_log2;
+  const bool has_channel = w.d < g.channels;
+  const Share share = share_of(g, has_channel ? u.segments : 0, w.slot);
+  const Index group = u.sequence * g.groups + u.group;
+
+  struct Segment {
+    A start[N], end[N], gain[N][N];
+  };
+  const auto load = [&](Index p, bool with_start) {
+    Segment s;
+    const Index item = u.first_item + p;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (with_start) s.start[i] = *at_item<A>(g, g.start, item, i, N, w.d);
+      s.end[i] = *at_item<A>(g, g.end, item, i, N, w.d);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        s.gain[i][j] = *at_item<A>(g, g.gain, item, i * N + j, N * N, w.d);
+      }
+    }
+    return s;
+  };
+  /// The map from a start's increment to the next one's.
+  const auto increment = [&](const Segment& s, const Segment& next) {
+    A mismatch[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) mismatch[i] = s.end[i] - next.start[i];
+    return map_of(s.gain, mismatch);
+  };
+
+  Map total = identity<Map>();
+  Segment before{};
+  if (share.low > 0 && share.low < share.high) before = load(share.low - 1, false);
+#pragma unroll 4
+  for (Index p = share.low; p < share.high; ++p) {
+    const Segment here = load(p, true);
+    if (p > 0) total = merge(total, increment(before, here));
+    before = here;
+  }
+  shared.map[threadIdx.x] = total;
+  __syncthreads();
+  A d[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) d[i] = Constant<A>::of(0);
+  for (int slot = 0; slot < w.slot; ++slot) apply_to(shared.map[slot * across + w.lane], d);
+
+  A residual = Constant<A>::of(0), error = residual;
+  int first = kConverged;
+  A most[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    most[i] = Constant<A>::of(g.bound[i]);
+    if (has_channel) {
+      most[i] = maximum(static_cast<A>(magnitude(load_state<T>(g.initial[i], u.sequence, w.d))),
+                        most[i]);
+    }
+  }
+  if (share.low > 0 && share.low < share.high) before = load(share.low - 1, false);
+#pragma unroll 4
+  for (Index p = share.low; p < share.high; ++p) {
+    const Segment here = load(p, true);
+    const Index item = u.first_item + p;
+    bool moves = false;
+    if (p > 0) {
+      apply_to(increment(before, here), d);
+      bool rests = true, is_finite = true;
+      A largest = Constant<A>::of(0), apart = largest;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const A size = magnitude(d[i]), start = magnitude(here.start[i]);
+        is_finite = is_finite && d[i] - d[i] == Constant<A>::of(0);
+        rests = rests && size <= static_cast<A>(g.tolerance) * maximum(start, Constant<A>::of(1));
+        largest = maximum(largest, size);
+        apart = maximum(apart, static_cast<A>(magnitude(before.end[i] - here.start[i])));
+      }
+      if (!rests && first == kConverged) first = static_cast<int>(p);
+      if (first == kConverged) {
+        residual = maximum(residual, apart);
+        error = maximum(error, largest);
+      }
+      moves = !rests && is_finite && pass < static_cast<unsigned>(g.max_passes);
+      if (moves) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          A to = here.start[i] + d[i];
+          if (g.bound[i] > 0) to = maximum(minimum(to, most[i]), -most[i]);
+          *at_item<A>(g, g.start, item, i, N, w.d) = to;
+        }
+        g.dirty[u.first_unit + p / per * g.groups + u.group] = pass;
+      }
+    }
+    g.moved[item * g.pitch + w.d] = moves;
+    before = here;
+  }
+  shared.residual[threadIdx.x] = residual;
+  shared.error[threadIdx.x] = error;
+  shared.first[threadIdx.x] = first;
+  if (threadIdx.x == 0) shared.earliest = kConverged;
+  __syncthreads();
+
+  const bool goes_on = queue_units(g, u, pass + 1, shared.counts, [&](Index c) {
+    return g.dirty[u.first_unit + c * g.groups + u.group] == pass;
+  });
+  if (goes_on) return;
+
+  // The group is done: what follows is the work of the first slot, a thread a channel.
+  const bool is_mine = w.slot == 0 && has_channel;
+  if (is_mine) {
+    for (int slot = 1; slot < per && first == kConverged; ++slot) {
+      const int thread = slot * across + w.lane;
+      residual = maximum(residual, shared.residual[thread]);
+      error = maximum(error, shared.error[thread]);
+      first = shared.first[thread];
+    }
+    shared.residual[threadIdx.x] = residual;
+    shared.error[threadIdx.x] = error;
+    shared.first[threadIdx.x] = first;
+    if (first != kConverged) atomicMin(&shared.earliest, first);
+  }
+  __syncthreads();
+  if (is_mine) {
+    A state[N];
+    const Index from = first != kConverged ? first : u.segments;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      state[i] = *at_item<A>(g, g.end, u.first_item + from - 1, i, N, w.d);
+    }
+    if (shared.earliest != kConverged) {
+      // Together, so that lanes read their steps side by side, each from its own segment on.
+      A vector[Cell::inputs];
+      load_vectors<Cell, T>(g, w.d, vector);
+      const Index begin = shared.earliest * g.segment;
+      run_steps<true, true, T>(g, cell, u.span, w.d, vector, begin, u.length() - begin,
+                              from * g.segment - begin, state);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], u.sequence, w.d, state[i]);
+  }
+  if (g.report != nullptr) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      double largest[2] = {0, 0};
+      Index serial = 0, earliest = -1;
+      for (int lane = 0; lane < across; ++lane) {
+        if ((static_cast<Index>(u.group) << g.across_log2) + lane >= g.channels) break;
+        largest[0] = maximum(largest[0], static_cast<double>(shared.residual[lane]));
+        largest[1] = maximum(largest[1], static_cast<double>(shared.error[lane]));
+        serial += shared.first[lane] != kConverged ? 1 : 0;
+      }
+      if (shared.earliest != kConverged) earliest = shared.earliest * g.segment;
+      write_report(g, u, pass, largest[0], largest[1], earliest, serial,
+                   g.partial + group * SolveReport::kColumns);
+    }
+    if (is_last_to_arrive(g.groups_done + u.sequence, static_cast<unsigned>(g.groups),
+                          &shared.is_last) &&
+        threadIdx.x < SolveReport::kColumns) {
+      // The worst of the groups: the largest, but of first steps the least.
+      const int column = static_cast<int>(threadIdx.x);
+      const double* from = g.partial + u.sequence * g.groups * SolveReport::kColumns + column;
+      double worst = column == SolveReport::kFirstUnconverged ? -1 : 0;
+      for (int i = 0; i < g.groups; ++i) {
+        const double value = from[i * SolveReport::kColumns];
+        if (column == SolveReport::kSerialChannels) {
+          worst += value;
+        } else if (column == SolveReport::kFirstUnconverged) {
+          if (value >= 0 && (worst < 0 || value < worst)) worst = value;
+        } else if (value > worst) {
+          worst = value;
+        }
+      }
+      g.report[u.sequence * SolveReport::kColumns + column] = worst;
+    }
+  }
+}
+
+template <class Cell, class T>
+__global__ void __launch_bounds__(kSolveThreads,
+                                  SolvePass<Cell>::forward_blocks(sizeof(Acc<T>)))
+    solve_forward(const __grid_constant__ SolveArgs g, const __grid_constant__ Cell cell) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  __shared__ ForwardShared<A, N> shared;
+  await_clearing();
+  for (;;) {
+    if (!take_unit(g, shared.work)) return;
+    const Work& work = shared.work;
+    const Unit& u = work.unit;
+    if (!u.is_owned) {
+      finish_unit(g);
+      continue;
+    }
+    const Index group = u.sequence * g.groups + u.group;
+        const Worker w = worker_of(g, u);
+    if (w.is_active && (work.is_first || g.moved[w.item * g.pitch + w.d] != 0)) {
+      A vector[Cell::inputs];
+      load_vectors<Cell, T>(g, w.d, vector);
+      A start[N];
+      if (!work.is_first) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) start[i] = *at_item<A>(g, g.start, w.item, i, N, w.d);
+      } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          start[i] = w.segment == 0 ? load_state<T>(g.initial[i], u.sequence, w.d)
+                                    : Constant<A>::of(0);
+        }
+        if (w.segment > 0) {
+          run_steps<false, false, T>(g, cell, u.span, w.d, vector, w.first - g.burn_in, g.burn_in, 0,
+                              start);
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, w.item, i, N, w.d) = start[i];
+      }
+      Dual<A, N> state[N];
+      independent(start, state);
+      run_steps<true, false, T>(g, cell, u.span, w.d, vector, w.first, w.count, 0, state);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        *at_item<A>(g, g.end, w.item, i, N, w.d) = state[i].value;
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          *at_item<A>(g, g.gain, w.item, i * N + j, N * N, w.d) = state[i].slope[j];
+        }
+      }
+    }
+    if (work.is_first) {
+      clear_padding<T>(g, u, w, g.out);
+      if constexpr (SolvePass<Cell>::keeps) clear_padding<T>(g, u, w, g.kept);
+    }
+    const unsigned expected =
+        work.is_first ? static_cast<unsigned>(u.chunks) : g.expected[group];
+    if (is_last_to_arrive(g.arrived + group, expected, &shared.is_last)) {
+      correct<T>(g, cell, u, work.is_first ? 1 : g.pass[group], shared);
+    }
+    finish_unit(g);
+  }
+}
+
+/// The recurrence as it stands, a thread a channel: what is too short to be cut.
+template <class Cell, class T>
+__global__ void __launch_bounds__(kSolveThreads)
+    solve_serial(const __grid_constant__ SolveArgs g, const __grid_constant__ Cell cell) {
+  using A = Acc<T>;
+  const Index number = static_cast<Index>(blockIdx.x) * kSolveThreads + threadIdx.x;
+  Unit u{};
+  u.sequence = number / g.channels;
+  Worker w{};
+  w.d = number % g.channels;
+  if (u.sequence >= g.sequences) return;
+  u.span = span_of(g, u.sequence);
+  u.segments = 1;
+  A vector[Cell::inputs], state[Cell::states];
+  load_vectors<Cell, T>(g, w.d, vector);
+#pragma unroll
+  for (int i = 0; i < Cell::states; ++i) state[i] = load_state<T>(g.initial[i], u.sequence, w.d);
+  run_steps<true, false, T>(g, cell, u.span, w.d, vector, 0, u.length(), Index{0}, state);
+#pragma unroll
+  for (int i = 0; i < Cell::states; ++i) store_state<T>(g.leave[i], u.sequence, w.d, state[i]);
+  if (g.lengths != nullptr) {
+    const Index first = u.span.begin > 0 ? 0 : u.length();
+    for (Index i = first; i < first + g.time - u.length(); ++i) {
+      store<T>(address(g.out, u.span.row, i, w.d), Constant<A>::of(0));
+      if constexpr (SolvePass<Cell>::keeps) {
+        if (g.kept.data != nullptr) {
+          store<T>(address(g.kept, u.span.row, i, w.d), Constant<A>::of(0));
+        }
+      }
+    }
+  }
+  if (g.report != nullptr && w.d == 0) {
+    write_report(g, u, 0, 0, 0, -1, 0, g.report + u.sequence * SolveReport::kColumns);
+  }
+}
+
+// --- backward ------------------------------------------------------------------------------------
+
+template <class A, int N>
+struct BackwardShared {
+  Work work;
+  unsigned is_last;
+  unsigned counts[2];
+  typename SegmentMap<A, N>::Type map[kSolveThreads];
+};
+
+/// What enters every segment of the group, from the maps of those behind it. A map without gain
+/// (a reset) forgets what enters it, NaN too.
+template <class T, class Cell>
+__device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
+                                             BackwardShared<Acc<T>, Cell::states>& shared) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  using Map = typename SegmentMap<A, N>::Type;
+  const Worker w = worker_of(g, u);
+  const int across = 1 << g.across_log2;
+  const bool has_channel = w.d < g.channels;
+  const Share share = share_of(g, has_channel ? u.segments : 0, w.slot);
+  const auto load = [&](Index number) {
+    const Index item = u.first_item + u.segments - 1 - number;
+    A gain[N][N], offset[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      offset[i] = *at_item<A>(g, g.start, item, i, N, w.d);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        gain[i][j] = *at_item<A>(g, g.gain, item, i * N + j, N * N, w.d);
+      }
+    }
+    return map_of(gain, offset);
+  };
+  const auto pass_through = [&](const Map& map, A(&adjoint)[N]) {
+    if (forgets(map)) {
+      offset_of(map, adjoint);
+    } else {
+      apply_to(map, adjoint);
+    }
+  };
+  Map total = identity<Map>();
+#pragma unroll 4
+  for (Index p = share.low; p < share.high; ++p) {
+    const Map map = load(p);
+    total = forgets(map) ? map : merge(total, map);
+  }
+  shared.map[threadIdx.x] = total;
+  __syncthreads();
+  A adjoint[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    adjoint[i] = has_channel ? load_state<T>(g.enter[i], u.sequence, w.d) : Constant<A>::of(0);
+  }
+  for (int slot = 0; slot < w.slot; ++slot) {
+    pass_through(shared.map[slot * across + w.lane], adjoint);
+  }
+#pragma unroll 4
+  for (Index p = share.low; p < share.high; ++p) {
+    const Map map = load(p);
+    const Index item = u.first_item + u.segments - 1 - p;
+#pragma unroll
+    for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, item, i, N, w.d) = adjoint[i];
+    pass_through(map, adjoint);
+  }
+  __syncthreads();
+  queue_units(g, u, 2, shared.counts, [](Index) { return true; });
+}
+
+template <class Cell, class T>
+__global__ void __launch_bounds__(kSolveThreads,
+                                  SolvePass<Cell>::backward_blocks(sizeof(Acc<T>)))
+    solve_backward(const __grid_constant__ SolveArgs g, const __grid_constant__ Cell cell) {
+  using P = SolvePass<Cell>;
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  __shared__ BackwardShared<A, N> shared;
+  await_clearing();
+  for (;;) {
+    if (!take_unit(g, shared.work)) return;
+    const Work& work = shared.work;
+    const Unit& u = work.unit;
+    const Index group = u.sequence * g.groups + u.group;
+    const Worker w = worker_of(g, u);
+    // A single segment needs no scan, and finishes at once.
+    const bool finishes = !work.is_first || (u.segments <= 1 && u.chunk == 0);
+    if (work.is_first && u.is_owned) {
+      for_each_stream<Cell>([&](auto k) { clear_padding<T>(g, u, w, g.din[k]); });
+    }
+    A sum[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) sum[k] = Constant<A>::of(0);
+    if (w.is_active && u.is_owned) {
+      A vector[P::inputs];
+      load_vectors<Cell, T>(g, w.d, vector);
+      A gain[N][N], adjoint[N];
+      if (!finishes) {
+        run_adjoint<false, T>(g, cell, u.span, u.sequence, w.d, vector, w.first, w.count, gain,
+                              adjoint, sum);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          *at_item<A>(g, g.start, w.item, i, N, w.d) = adjoint[i];
+#pragma unroll
+          for (int j = 0; j < N; ++j) {
+            *at_item<A>(g, g.gain, w.item, i * N + j, N * N, w.d) = gain[i][j];
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          adjoint[i] = work.is_first ? load_state<T>(g.enter[i], u.sequence, w.d)
+                                     : *at_item<A>(g, g.start, w.item, i, N, w.d);
+        }
+        run_adjoint<true, T>(g, cell, u.span, u.sequence, w.d, vector, w.first, w.count, gain,
+                             adjoint, sum);
+        if (w.segment == 0) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], u.sequence, w.d, adjoint[i]);
+        }
+      }
+    }
+    // Items without steps have sums too: of nothing.
+    if (w.d < g.channels && (finishes || !u.is_owned || !w.is_active)) {
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (!P::is_vector(k) || g.sum_slot[k] < 0) continue;
+        reinterpret_cast<A*>(g.sums)[(g.sum_slot[k] * g.items + w.item) * g.pitch + w.d] = sum[k];
+      }
+    }
+    if (work.is_first && u.is_owned && u.segments > 1 &&
+        is_last_to_arrive(g.arrived + group, static_cast<unsigned>(u.chunks), &shared.is_last)) {
+      scan_adjoint<T, Cell>(g, u, shared);
+    }
+    finish_unit(g);
+  }
+}
+
+}  // namespace scanrnn::cuda
