@@ -44,7 +44,7 @@ struct SolvePlan {
   std::size_t cleared_bytes = 0;  // of the workspace, from its start
   std::size_t bytes = 0;
   struct {
-    std::size_t control, expected, pass, start, end, gain, moved, partial, sums;
+    std::size_t control, expected, pass, start, end, gain, moved, fell_back, partial, sums;
   } offset{};
   int reductions = 0;
   struct {
@@ -56,12 +56,13 @@ struct SolvePlan {
 StepArray step_array(const SolveProblem& p, const ConstArray<3>& array, bool is_ascending) {
   StepArray s;
   if (!array || array.data == absent_input()) return s;
-  const Index element = static_cast<Index>(size_of(p.dtype));
+  const Index element = static_cast<Index>(size_of(array.dtype));
   s.data = static_cast<char*>(const_cast<void*>(array.data));
   s.batch = array.stride[0] * element;
   s.time = array.stride[1] * element;
   s.channel = array.stride[2] * element;
   s.next = is_ascending ? s.time : -s.time;
+  s.wide = array.dtype != p.dtype;
   return s;
 }
 
@@ -122,7 +123,7 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   const Index per = kSolveThreads >> g.across_log2;
   const Index groups = ceil_div(p.channels, Index{1} << g.across_log2);
   g.pitch = groups << g.across_log2;
-  const SolveSegment segment = solve_segment(p.time, p.channels, packed, p.backward);
+  const SolveSegment segment = solve_segment(p.time, groups, per, kernels.blocks, packed);
   g.segment = std::clamp<Index>(p.segment > 0 ? p.segment : segment.steps, 1, kMostSegmentSteps);
   g.burn_in = static_cast<int>(std::min<Index>(g.segment, segment.burn_in));
   g.bound[0] = g.bound[1] = 0;
@@ -153,15 +154,11 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
                           ", expected more for " + std::to_string(p.sequences) +
                           " sequences of up to " + std::to_string(p.time) + " steps");
   }
-  const Index passes = std::min<Index>(p.backward ? 2 : p.max_passes,
-                                       std::max<Index>(1, 2 * kMostUnits / std::max<Index>(1, g.units)));
-  if (!p.backward) g.max_passes = static_cast<int>(passes);
-  g.queue_slots = (passes - 1) * g.units;
   plan.kernel = p.backward ? kernels.backward : kernels.forward;
   plan.name = p.backward ? "solve_backward" : "solve_forward";
   if (!is_empty) {
     plan.blocks = std::min<Index>(
-        g.units, static_cast<Index>(p.backward ? kernels.backward_blocks : kernels.forward_blocks) *
+        g.units, static_cast<Index>(kernels.blocks) *
                      std::max(1, attribute(cudaDevAttrMultiProcessorCount, device)));
   }
 
@@ -171,7 +168,7 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   const std::size_t elements = static_cast<std::size_t>(g.items * g.pitch);
   take(1, sizeof(unsigned));
   plan.offset.control =
-      take(2 + all_groups + n + static_cast<std::size_t>(g.units + g.queue_slots), sizeof(unsigned));
+      take(2 + all_groups + n + static_cast<std::size_t>(2 * g.units), sizeof(unsigned));
   plan.cleared_bytes = plan.bytes;
   plan.offset.expected = take(all_groups, sizeof(unsigned));
   plan.offset.pass = take(all_groups, sizeof(unsigned));
@@ -180,6 +177,7 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   if (!p.backward) {
     plan.offset.end = take(elements * states, accumulated);
     plan.offset.moved = take(elements, 1);
+    plan.offset.fell_back = take(n * static_cast<std::size_t>(g.pitch), sizeof(int));
     plan.offset.partial = take(all_groups, SolveReport::kColumns * sizeof(double));
   }
   signed char slots = 0;
@@ -222,6 +220,7 @@ void place(SolvePlan& plan, char* base, std::size_t accumulated) {
   g.end = base + at.end;
   g.gain = base + at.gain;
   g.moved = reinterpret_cast<unsigned char*>(base + at.moved);
+  g.fell_back = reinterpret_cast<int*>(base + at.fell_back);
   g.partial = reinterpret_cast<double*>(base + at.partial);
   g.sums = base + at.sums;
   const std::size_t slot = static_cast<std::size_t>(g.items * g.pitch) * accumulated;

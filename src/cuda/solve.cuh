@@ -24,22 +24,17 @@ namespace scanrnn::cuda {
 
 inline constexpr unsigned kNothing = ~0u;  // what clears the workspace
 
-/// Blocks of a multiprocessor that registers have to suffice for: a thousand threads where these
-/// can do with 64.
-SCANRNN_HD constexpr int solve_blocks(int streams, std::size_t accumulated) {
-  return accumulated == 8 ? 3 : (streams <= 9 ? 8 : 6);
-}
 /// Steps that a thread reads ahead.
-SCANRNN_HD constexpr int steps_ahead(int streams) { return streams <= 3 ? 4 : (streams <= 6 ? 2 : 1); }
+SCANRNN_HD constexpr int steps_ahead(int streams) {
+  return streams <= 3 ? 4 : (streams <= 5 ? 2 : 1);
+}
 
 /// What the passes over a cell read, worked out when the kernel is compiled.
 template <class Cell>
 struct SolvePass {
   static constexpr int inputs = Cell::inputs;
   static constexpr int states = Cell::states;
-  static constexpr SCANRNN_HD bool is_vector(int k) {
-    return (Cell::vector_inputs >> k & 1u) != 0;
-  }
+  static constexpr SCANRNN_HD bool is_vector(int k) { return (Cell::vector_inputs >> k & 1u) != 0; }
   /// Where an input that has time in it stands among those that do.
   static constexpr SCANRNN_HD int stream(int k) {
     int n = 0;
@@ -48,11 +43,10 @@ struct SolvePass {
   }
   static constexpr int streams = stream(Cell::inputs);
   static constexpr bool keeps = Cell::kept_state >= 0;
-  static constexpr SCANRNN_HD int forward_blocks(std::size_t accumulated) {
-    return solve_blocks(streams + 1 + (keeps ? 1 : 0), accumulated);
-  }
-  static constexpr SCANRNN_HD int backward_blocks(std::size_t accumulated) {
-    return solve_blocks(2 * streams + states + 1, accumulated);
+  /// Blocks of a multiprocessor that registers have to suffice for: a thousand threads where these
+  /// can do with 64, as all can but the LSTM's.
+  static constexpr SCANRNN_HD int blocks(std::size_t accumulated) {
+    return accumulated == 8 ? 3 : (states == 1 ? 8 : 6);
   }
 };
 
@@ -110,7 +104,9 @@ __device__ __forceinline__ void load_vectors(const SolveArgs& g, Index d,
   for (int k = 0; k < Cell::inputs; ++k) {
     vector[k] = Constant<Acc<T>>::of(0);
     if (SolvePass<Cell>::is_vector(k)) {
-      vector[k] = Element<T>::widen(load_constant<T>(address(g.in[k], 0, 0, d)));
+      const char* at = address(g.in[k], 0, 0, d);
+      vector[k] =
+          g.in[k].wide ? load_constant<Acc<T>>(at) : Element<T>::widen(load_constant<T>(at));
     }
   }
 }
@@ -155,16 +151,14 @@ __device__ __forceinline__ Index position_of(const SolveArgs& g, const Span& spa
 // --- running steps -------------------------------------------------------------------------------
 
 /// Steps [first, first + count) of a channel, from `state` and in place. `state` is that of plain
-/// numbers or of duals. With `kWrites` the outputs are written; with `kWaits` the first `mine` of
-/// the steps are passed over.
-template <bool kWrites, bool kWaits, class T, class Cell, class Count, class S>
+/// numbers or of duals. With `kWrites` the outputs are written. Inputs are read `kAhead` steps
+/// ahead.
+template <bool kWrites, int kAhead, class T, class Cell, class Count, class S>
 __device__ __forceinline__ void run_steps(const SolveArgs& g, const Cell& cell, const Span& span,
                                           Index d, const Acc<T> (&vector)[Cell::inputs],
-                                          Index first, Count count, Count mine,
-                                          S (&state)[Cell::states]) {
+                                          Index first, Count count, S (&state)[Cell::states]) {
   using P = SolvePass<Cell>;
   using A = Acc<T>;
-  constexpr int kAhead = steps_ahead(P::streams);
   const Index position = position_of(g, span, first);
   const char* at[P::streams];
   for_each_stream<Cell>(
@@ -192,30 +186,24 @@ __device__ __forceinline__ void run_steps(const SolveArgs& g, const Cell& cell, 
       reset += g.reset_next;
     }
   };
-  const auto step = [&](const A(&in)[P::inputs], bool is_cut, Count i) {
-    bool is_mine = true;
-    if constexpr (kWaits) is_mine = i >= mine;
-    if (is_mine) {
-      if (is_cut) {
+  const auto step = [&](const A(&in)[P::inputs], bool is_cut) {
+    if (is_cut) {
 #pragma unroll
-        for (int s = 0; s < P::states; ++s) drop(state[s]);
-      }
-      A before[P::states], after[P::states];
-#pragma unroll
-      for (int s = 0; s < P::states; ++s) before[s] = value_of(state[s]);
-      cell.step(in, state);
-      if constexpr (kWrites) {
-#pragma unroll
-        for (int s = 0; s < P::states; ++s) after[s] = value_of(state[s]);
-        store<T>(out, cell.output(in, before, after));
-        if constexpr (P::keeps) {
-          if (g.kept.data != nullptr) store<T>(kept, after[Cell::kept_state]);
-        }
-      }
+      for (int s = 0; s < P::states; ++s) drop(state[s]);
     }
+    A before[P::states], after[P::states];
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) before[s] = value_of(state[s]);
+    cell.step(in, state);
     if constexpr (kWrites) {
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) after[s] = value_of(state[s]);
+      store<T>(out, cell.output(in, before, after));
       out += g.out.next;
-      if constexpr (P::keeps) kept += g.kept.next;
+      if constexpr (P::keeps) {
+        if (g.kept.data != nullptr) store<T>(kept, after[Cell::kept_state]);
+        kept += g.kept.next;
+      }
     }
   };
 
@@ -233,7 +221,7 @@ __device__ __forceinline__ void run_steps(const SolveArgs& g, const Cell& cell, 
       gather<T>(ahead[j], vector, in, cell);
       const bool is_cut = cut[j];
       if (more) fetch(ahead[j], cut[j]);
-      step(in, is_cut, i + j);
+      step(in, is_cut);
     }
   }
 #pragma unroll 1
@@ -241,7 +229,7 @@ __device__ __forceinline__ void run_steps(const SolveArgs& g, const Cell& cell, 
     A in[P::inputs];
     fetch(ahead[0], cut[0]);
     gather<T>(ahead[0], vector, in, cell);
-    step(in, cut[0], i);
+    step(in, cut[0]);
   }
 }
 
@@ -286,11 +274,12 @@ __device__ __forceinline__ void offset_of(const Affine2<A>& map, A (&state)[2]) 
 /// what leaves it; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
 /// those of vector inputs are added to `sum`.
 template <bool kFinish, class T, class Cell, class Count>
-__device__ __forceinline__ void run_adjoint(
-    const SolveArgs& g, const Cell& cell, const Span& span, Index n, Index d,
-    const Acc<T> (&vector)[Cell::inputs], Index first, Count count,
-    Acc<T> (&gain)[Cell::states][Cell::states], Acc<T> (&adjoint)[Cell::states],
-    Acc<T> (&sum)[Cell::inputs]) {
+__device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell, const Span& span,
+                                            Index n, Index d, const Acc<T> (&vector)[Cell::inputs],
+                                            Index first, Count count,
+                                            Acc<T> (&gain)[Cell::states][Cell::states],
+                                            Acc<T> (&adjoint)[Cell::states],
+                                            Acc<T> (&sum)[Cell::inputs]) {
   using P = SolvePass<Cell>;
   using A = Acc<T>;
   constexpr int kReads = P::streams + P::states + 1;
@@ -540,8 +529,14 @@ __device__ __forceinline__ unsigned peek(const unsigned* at) {
   return *static_cast<const volatile unsigned*>(at);
 }
 
+__device__ __forceinline__ void wait_a_moment() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700
+  __nanosleep(100);
+#endif
+}
+
 struct Work {
-  Unit unit;  // in shared memory, so that nobody keeps it in registers while steps run
+  Unit unit;      // in shared memory, so that nobody keeps it in registers while steps run
   bool is_first;  // the unit's first run
   bool is_over;
 };
@@ -554,19 +549,18 @@ __device__ __forceinline__ bool take_unit(const SolveArgs& g, Work& shared) {
     unsigned unit = ticket;
     shared.is_first = ticket < static_cast<unsigned>(g.units);
     if (!shared.is_first) {
-      const Index slot = static_cast<Index>(ticket) - g.units;
-      unit = kNothing;
+      const unsigned units = static_cast<unsigned>(g.units);
+      unsigned* slot = g.queue + (ticket - units) % units;
       for (;;) {
-        if (slot < g.queue_slots) unit = peek(g.queue + slot);
+        unit = peek(slot);
+        if (unit != kNothing) unit = atomicExch(slot, kNothing);
         if (unit != kNothing) break;
         // All is done once as many runs have ended as were ever due; in this order, since more
         // become due only while some are under way.
         const unsigned ended = peek(g.finished) + 1;
         __threadfence();
-        if (ended == static_cast<unsigned>(g.units) + peek(g.queue_tail) + 1) break;
-#if __CUDA_ARCH__ >= 700
-        __nanosleep(100);
-#endif
+        if (ended == units + peek(g.queue_tail) + 1) break;
+        wait_a_moment();
       }
       __threadfence();
     }
@@ -590,7 +584,9 @@ __device__ __forceinline__ bool is_last_to_arrive(unsigned* counter, unsigned ex
   return *shared != 0;
 }
 
-/// Queues those units of the group that `is_due(chunk)` names. False if there are none.
+/// Queues those units of the group that `is_due(chunk)` names. False if there are none. The queue
+/// is a ring with room for every unit once, and no unit is in it twice: who has to wait for a slot
+/// waits for a block that has been given it.
 template <class IsDue>
 __device__ __forceinline__ bool queue_units(const SolveArgs& g, const Unit& u, unsigned pass,
                                             unsigned (&shared)[2], const IsDue& is_due) {
@@ -613,14 +609,10 @@ __device__ __forceinline__ bool queue_units(const SolveArgs& g, const Unit& u, u
   __syncthreads();
   for (Index c = threadIdx.x; c < u.chunks; c += kSolveThreads) {
     if (!is_due(c)) continue;
-    const unsigned slot = atomicAdd(&shared[1], 1u);
-    if (slot >= g.queue_slots) {  // only from offsets that decrease
-      atomicAdd(g.finished, 1u);
-      continue;
-    }
+    unsigned* slot = g.queue + atomicAdd(&shared[1], 1u) % static_cast<unsigned>(g.units);
+    const unsigned unit = static_cast<unsigned>(u.first_unit + c * g.groups + u.group);
     __threadfence();
-    *static_cast<volatile unsigned*>(g.queue + slot) =
-        static_cast<unsigned>(u.first_unit + c * g.groups + u.group);
+    while (atomicCAS(slot, kNothing, unit) != kNothing) wait_a_moment();
   }
   return true;
 }
@@ -674,12 +666,112 @@ __device__ __forceinline__ void write_report(const SolveArgs& g, const Unit& u, 
   to[SolveReport::kSerialChannels] = static_cast<double>(serial);
 }
 
-/// A group's starts, corrected by its segments' tangents: the block goes through the segments, a
-/// slot of threads its share of them. Starts that move are marked; if none does, the group's
-/// channels that haven't converged are run serially, and the group is done.
+template <class A, int N>
+struct SolvedSegment {
+  A start[N], end[N], gain[N][N];
+};
+template <class A, int N>
+__device__ __forceinline__ SolvedSegment<A, N> load_segment(const SolveArgs& g, Index item, Index d,
+                                                            bool with_start) {
+  SolvedSegment<A, N> s;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (with_start) s.start[i] = *at_item<A>(g, g.start, item, i, N, d);
+    s.end[i] = *at_item<A>(g, g.end, item, i, N, d);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      s.gain[i][j] = *at_item<A>(g, g.gain, item, i * N + j, N * N, d);
+    }
+  }
+  return s;
+}
+/// The map from a start's increment to that of the next.
+template <class A, int N>
+__device__ __forceinline__ auto increment(const SolvedSegment<A, N>& s,
+                                          const SolvedSegment<A, N>& next) {
+  A mismatch[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) mismatch[i] = s.end[i] - next.start[i];
+  return map_of(s.gain, mismatch);
+}
+
+/// What a channel's boundaries are known by so far.
+template <class A>
+struct Boundaries {
+  A residual = Constant<A>::of(0), error = Constant<A>::of(0);
+  int first = kConverged;  // the first start that still wants to move
+};
+
+/// The serial run of channels that haven't converged, by one thread a channel: from the first start
+/// that isn't where the segment before it ends, which is put there. So every pass brings the serial
+/// run on by a segment at least. Segments behind it run along from where they are guessed to
+/// start, a few at once; where the guess was right, the serial run is past them.
 template <class T, class Cell>
-__device__ __forceinline__ void correct(const SolveArgs& g, const Cell& cell, const Unit& u,
-                                        unsigned pass,
+__device__ __forceinline__ Boundaries<Acc<T>> run_on(const SolveArgs& g, const Unit& u,
+                                                     const Worker& w, unsigned pass) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  const Index per = kSolveThreads >> g.across_log2;
+  Boundaries<A> found;
+  A d[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) d[i] = Constant<A>::of(0);
+  int moved = 0;
+  SolvedSegment<A, N> before{};
+#pragma unroll 4
+  for (Index p = 0; p < u.segments; ++p) {
+    const Index item = u.first_item + p;
+    const SolvedSegment<A, N> here = load_segment<A, N>(g, item, w.d, true);
+    bool moves = false;
+    if (p > 0) {
+      A to[N];
+      bool rests = true;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        to[i] = before.end[i];
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          if (d[j] != Constant<A>::of(0)) to[i] = fma(before.gain[i][j], d[j], to[i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        d[i] = to[i] - here.start[i];
+        const A size = magnitude(d[i]);
+        const bool both_nan = to[i] != to[i] && here.start[i] != here.start[i];
+        rests = rests && (both_nan || to[i] == here.start[i] ||
+                          size <= static_cast<A>(g.tolerance) *
+                                      maximum(magnitude(here.start[i]), Constant<A>::of(1)));
+      }
+      if (rests) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          if (magnitude(d[i]) > found.error) found.residual = found.error = magnitude(d[i]);
+        }
+      } else {
+        if (found.first == kConverged) found.first = static_cast<int>(p);
+        moves = moved++ < kRunAlong;
+      }
+      if (moves) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, item, i, N, w.d) = to[i];
+        g.dirty[u.first_unit + p / per * g.groups + u.group] = pass;
+      } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) d[i] = Constant<A>::of(0);
+      }
+    }
+    g.moved[item * g.pitch + w.d] = moves;
+    before = here;
+  }
+  return found;
+}
+
+/// A group's starts, corrected by its segments' tangents: the block goes through the segments, a
+/// slot of threads its share of them. Starts that move are marked, and their units queued. False if
+/// the group is done.
+template <class T, class Cell>
+__device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsigned pass,
                                         ForwardShared<Acc<T>, Cell::states>& shared) {
   using A = Acc<T>;
   constexpr int N = Cell::states;
@@ -687,40 +779,30 @@ __device__ __forceinline__ void correct(const SolveArgs& g, const Cell& cell, co
   const Worker w = worker_of(g, u);
   const int across = 1 << g.across_log2, per = kSolveThreads >> g.across_log2;
   const bool has_channel = w.d < g.channels;
-  const Share share = share_of(g, has_channel ? u.segments : 0, w.slot);
-  const Index group = u.sequence * g.groups + u.group;
-
-  struct Segment {
-    A start[N], end[N], gain[N][N];
+  const unsigned most_passes = static_cast<unsigned>(g.max_passes);
+  const bool leads = w.slot == 0 && has_channel;  // a thread a channel
+  const auto is_due = [&](unsigned tag) {
+    return [&g, &u, tag](Index c) { return g.dirty[u.first_unit + c * g.groups + u.group] == tag; };
   };
-  const auto load = [&](Index p, bool with_start) {
-    Segment s;
-    const Index item = u.first_item + p;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (with_start) s.start[i] = *at_item<A>(g, g.start, item, i, N, w.d);
-      s.end[i] = *at_item<A>(g, g.end, item, i, N, w.d);
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        s.gain[i][j] = *at_item<A>(g, g.gain, item, i * N + j, N * N, w.d);
-      }
+  if (pass > most_passes) {
+    if (leads) {
+      const Boundaries<A> found = run_on<T, Cell>(g, u, w, pass);
+      shared.residual[threadIdx.x] = found.residual;
+      shared.error[threadIdx.x] = found.error;
     }
-    return s;
-  };
-  /// The map from a start's increment to the next one's.
-  const auto increment = [&](const Segment& s, const Segment& next) {
-    A mismatch[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) mismatch[i] = s.end[i] - next.start[i];
-    return map_of(s.gain, mismatch);
-  };
+    __syncthreads();
+    return queue_units(g, u, pass + 1, shared.counts, is_due(pass));
+  }
 
+  const Share share = share_of(g, has_channel ? u.segments : 0, w.slot);
   Map total = identity<Map>();
-  Segment before{};
-  if (share.low > 0 && share.low < share.high) before = load(share.low - 1, false);
+  SolvedSegment<A, N> before{};
+  if (share.low > 0 && share.low < share.high) {
+    before = load_segment<A, N>(g, u.first_item + share.low - 1, w.d, false);
+  }
 #pragma unroll 4
   for (Index p = share.low; p < share.high; ++p) {
-    const Segment here = load(p, true);
+    const SolvedSegment<A, N> here = load_segment<A, N>(g, u.first_item + p, w.d, true);
     if (p > 0) total = merge(total, increment(before, here));
     before = here;
   }
@@ -738,14 +820,16 @@ __device__ __forceinline__ void correct(const SolveArgs& g, const Cell& cell, co
   for (int i = 0; i < N; ++i) {
     most[i] = Constant<A>::of(g.bound[i]);
     if (has_channel) {
-      most[i] = maximum(static_cast<A>(magnitude(load_state<T>(g.initial[i], u.sequence, w.d))),
-                        most[i]);
+      most[i] =
+          maximum(static_cast<A>(magnitude(load_state<T>(g.initial[i], u.sequence, w.d))), most[i]);
     }
   }
-  if (share.low > 0 && share.low < share.high) before = load(share.low - 1, false);
+  if (share.low > 0 && share.low < share.high) {
+    before = load_segment<A, N>(g, u.first_item + share.low - 1, w.d, false);
+  }
 #pragma unroll 4
   for (Index p = share.low; p < share.high; ++p) {
-    const Segment here = load(p, true);
+    const SolvedSegment<A, N> here = load_segment<A, N>(g, u.first_item + p, w.d, true);
     const Index item = u.first_item + p;
     bool moves = false;
     if (p > 0) {
@@ -765,7 +849,7 @@ __device__ __forceinline__ void correct(const SolveArgs& g, const Cell& cell, co
         residual = maximum(residual, apart);
         error = maximum(error, largest);
       }
-      moves = !rests && is_finite && pass < static_cast<unsigned>(g.max_passes);
+      moves = !rests && is_finite && pass < most_passes;
       if (moves) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -785,14 +869,10 @@ __device__ __forceinline__ void correct(const SolveArgs& g, const Cell& cell, co
   if (threadIdx.x == 0) shared.earliest = kConverged;
   __syncthreads();
 
-  const bool goes_on = queue_units(g, u, pass + 1, shared.counts, [&](Index c) {
-    return g.dirty[u.first_unit + c * g.groups + u.group] == pass;
-  });
-  if (goes_on) return;
+  if (queue_units(g, u, pass + 1, shared.counts, is_due(pass))) return true;
 
-  // The group is done: what follows is the work of the first slot, a thread a channel.
-  const bool is_mine = w.slot == 0 && has_channel;
-  if (is_mine) {
+  // Nothing moves. Channels whose boundaries agree are done; the others run on serially.
+  if (leads) {
     for (int slot = 1; slot < per && first == kConverged; ++slot) {
       const int thread = slot * across + w.lane;
       residual = maximum(residual, shared.residual[thread]);
@@ -801,71 +881,76 @@ __device__ __forceinline__ void correct(const SolveArgs& g, const Cell& cell, co
     }
     shared.residual[threadIdx.x] = residual;
     shared.error[threadIdx.x] = error;
-    shared.first[threadIdx.x] = first;
+    g.fell_back[u.sequence * g.pitch + w.d] = first;
     if (first != kConverged) atomicMin(&shared.earliest, first);
   }
   __syncthreads();
-  if (is_mine) {
-    A state[N];
-    const Index from = first != kConverged ? first : u.segments;
+  if (shared.earliest == kConverged) return false;
+  if (leads) run_on<T, Cell>(g, u, w, most_passes + 1);
+  __syncthreads();
+  return queue_units(g, u, most_passes + 2, shared.counts, is_due(most_passes + 1));
+}
+
+/// Final states, and the report.
+template <class T, class Cell>
+__device__ __forceinline__ void finish_group(const SolveArgs& g, const Unit& u, unsigned pass,
+                                             ForwardShared<Acc<T>, Cell::states>& shared) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  const Worker w = worker_of(g, u);
+  if (w.slot == 0 && w.d < g.channels) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      state[i] = *at_item<A>(g, g.end, u.first_item + from - 1, i, N, w.d);
+      store_state<T>(g.leave[i], u.sequence, w.d,
+                     *at_item<A>(g, g.end, u.first_item + u.segments - 1, i, N, w.d));
     }
-    if (shared.earliest != kConverged) {
-      // Together, so that lanes read their steps side by side, each from its own segment on.
-      A vector[Cell::inputs];
-      load_vectors<Cell, T>(g, w.d, vector);
-      const Index begin = shared.earliest * g.segment;
-      run_steps<true, true, T>(g, cell, u.span, w.d, vector, begin, u.length() - begin,
-                              from * g.segment - begin, state);
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], u.sequence, w.d, state[i]);
   }
-  if (g.report != nullptr) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      double largest[2] = {0, 0};
-      Index serial = 0, earliest = -1;
-      for (int lane = 0; lane < across; ++lane) {
-        if ((static_cast<Index>(u.group) << g.across_log2) + lane >= g.channels) break;
-        largest[0] = maximum(largest[0], static_cast<double>(shared.residual[lane]));
-        largest[1] = maximum(largest[1], static_cast<double>(shared.error[lane]));
-        serial += shared.first[lane] != kConverged ? 1 : 0;
-      }
-      if (shared.earliest != kConverged) earliest = shared.earliest * g.segment;
-      write_report(g, u, pass, largest[0], largest[1], earliest, serial,
-                   g.partial + group * SolveReport::kColumns);
+  if (g.report == nullptr) return;
+  if (threadIdx.x == 0) {
+    double residual = 0, error = 0;
+    Index serial = 0;
+    int earliest = kConverged;
+    for (int lane = 0; lane < 1 << g.across_log2; ++lane) {
+      const Index d = (static_cast<Index>(u.group) << g.across_log2) + lane;
+      if (d >= g.channels) break;
+      residual = maximum(residual, static_cast<double>(shared.residual[lane]));
+      error = maximum(error, static_cast<double>(shared.error[lane]));
+      const int first = g.fell_back[u.sequence * g.pitch + d];
+      serial += first != kConverged ? 1 : 0;
+      earliest = first < earliest ? first : earliest;
     }
-    if (is_last_to_arrive(g.groups_done + u.sequence, static_cast<unsigned>(g.groups),
-                          &shared.is_last) &&
-        threadIdx.x < SolveReport::kColumns) {
-      // The worst of the groups: the largest, but of first steps the least.
-      const int column = static_cast<int>(threadIdx.x);
-      const double* from = g.partial + u.sequence * g.groups * SolveReport::kColumns + column;
-      double worst = column == SolveReport::kFirstUnconverged ? -1 : 0;
-      for (int i = 0; i < g.groups; ++i) {
-        const double value = from[i * SolveReport::kColumns];
-        if (column == SolveReport::kSerialChannels) {
-          worst += value;
-        } else if (column == SolveReport::kFirstUnconverged) {
-          if (value >= 0 && (worst < 0 || value < worst)) worst = value;
-        } else if (value > worst) {
-          worst = value;
-        }
+    const unsigned most = static_cast<unsigned>(g.max_passes);
+    write_report(g, u, pass < most ? pass : most, residual, error,
+                 earliest != kConverged ? earliest * g.segment : -1, serial,
+                 g.partial + (u.sequence * g.groups + u.group) * SolveReport::kColumns);
+  }
+  if (is_last_to_arrive(g.groups_done + u.sequence, static_cast<unsigned>(g.groups),
+                        &shared.is_last) &&
+      threadIdx.x < SolveReport::kColumns) {
+    // The worst of the groups: the largest, but of first steps the least.
+    const int column = static_cast<int>(threadIdx.x);
+    const double* from = g.partial + u.sequence * g.groups * SolveReport::kColumns + column;
+    double worst = column == SolveReport::kFirstUnconverged ? -1 : 0;
+    for (int i = 0; i < g.groups; ++i) {
+      const double value = from[i * SolveReport::kColumns];
+      if (column == SolveReport::kSerialChannels) {
+        worst += value;
+      } else if (column == SolveReport::kFirstUnconverged) {
+        if (value >= 0 && (worst < 0 || value < worst)) worst = value;
+      } else if (value > worst) {
+        worst = value;
       }
-      g.report[u.sequence * SolveReport::kColumns + column] = worst;
     }
+    g.report[u.sequence * SolveReport::kColumns + column] = worst;
   }
 }
 
 template <class Cell, class T>
-__global__ void __launch_bounds__(kSolveThreads,
-                                  SolvePass<Cell>::forward_blocks(sizeof(Acc<T>)))
+__global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(Acc<T>)))
     solve_forward(const __grid_constant__ SolveArgs g, const __grid_constant__ Cell cell) {
   using A = Acc<T>;
   constexpr int N = Cell::states;
+  constexpr int kAhead = steps_ahead(SolvePass<Cell>::streams);
   __shared__ ForwardShared<A, N> shared;
   await_clearing();
   for (;;) {
@@ -877,7 +962,7 @@ __global__ void __launch_bounds__(kSolveThreads,
       continue;
     }
     const Index group = u.sequence * g.groups + u.group;
-        const Worker w = worker_of(g, u);
+    const Worker w = worker_of(g, u);
     if (w.is_active && (work.is_first || g.moved[w.item * g.pitch + w.d] != 0)) {
       A vector[Cell::inputs];
       load_vectors<Cell, T>(g, w.d, vector);
@@ -888,19 +973,19 @@ __global__ void __launch_bounds__(kSolveThreads,
       } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          start[i] = w.segment == 0 ? load_state<T>(g.initial[i], u.sequence, w.d)
-                                    : Constant<A>::of(0);
+          start[i] =
+              w.segment == 0 ? load_state<T>(g.initial[i], u.sequence, w.d) : Constant<A>::of(0);
         }
         if (w.segment > 0) {
-          run_steps<false, false, T>(g, cell, u.span, w.d, vector, w.first - g.burn_in, g.burn_in, 0,
-                              start);
+          run_steps<false, kAhead, T>(g, cell, u.span, w.d, vector, w.first - g.burn_in, g.burn_in,
+                                      start);
         }
 #pragma unroll
         for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, w.item, i, N, w.d) = start[i];
       }
       Dual<A, N> state[N];
       independent(start, state);
-      run_steps<true, false, T>(g, cell, u.span, w.d, vector, w.first, w.count, 0, state);
+      run_steps<true, kAhead, T>(g, cell, u.span, w.d, vector, w.first, w.count, state);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         *at_item<A>(g, g.end, w.item, i, N, w.d) = state[i].value;
@@ -914,10 +999,10 @@ __global__ void __launch_bounds__(kSolveThreads,
       clear_padding<T>(g, u, w, g.out);
       if constexpr (SolvePass<Cell>::keeps) clear_padding<T>(g, u, w, g.kept);
     }
-    const unsigned expected =
-        work.is_first ? static_cast<unsigned>(u.chunks) : g.expected[group];
+    const unsigned expected = work.is_first ? static_cast<unsigned>(u.chunks) : g.expected[group];
     if (is_last_to_arrive(g.arrived + group, expected, &shared.is_last)) {
-      correct<T>(g, cell, u, work.is_first ? 1 : g.pass[group], shared);
+      const unsigned pass = work.is_first ? 1 : g.pass[group];
+      if (!correct<T, Cell>(g, u, pass, shared)) finish_group<T, Cell>(g, u, pass, shared);
     }
     finish_unit(g);
   }
@@ -940,7 +1025,7 @@ __global__ void __launch_bounds__(kSolveThreads)
   load_vectors<Cell, T>(g, w.d, vector);
 #pragma unroll
   for (int i = 0; i < Cell::states; ++i) state[i] = load_state<T>(g.initial[i], u.sequence, w.d);
-  run_steps<true, false, T>(g, cell, u.span, w.d, vector, 0, u.length(), Index{0}, state);
+  run_steps<true, kSerialAhead, T>(g, cell, u.span, w.d, vector, 0, u.length(), state);
 #pragma unroll
   for (int i = 0; i < Cell::states; ++i) store_state<T>(g.leave[i], u.sequence, w.d, state[i]);
   if (g.lengths != nullptr) {
@@ -1030,8 +1115,7 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
 }
 
 template <class Cell, class T>
-__global__ void __launch_bounds__(kSolveThreads,
-                                  SolvePass<Cell>::backward_blocks(sizeof(Acc<T>)))
+__global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(Acc<T>)))
     solve_backward(const __grid_constant__ SolveArgs g, const __grid_constant__ Cell cell) {
   using P = SolvePass<Cell>;
   using A = Acc<T>;

@@ -7,11 +7,12 @@
 
 namespace scanrnn::cuda {
 
-/// A (B,T,D) array of the call's dtype. Strides count bytes; without data every element reads as 0.
+/// A (B,T,D) array. Strides count bytes; without data every element reads as 0.
 struct StepArray {
   char* data = nullptr;
   Index batch = 0, time = 0, channel = 0;
-  Index next = 0;  ///< from a step to the next that the kernel runs
+  Index next = 0;     ///< from a step to the next that the kernel runs
+  bool wide = false;  ///< of the accumulation type, whatever the call's dtype: only vectors
 };
 
 /// Work is cut into units: `per` segments of a sequence times `across` channels, a thread each.
@@ -49,25 +50,26 @@ struct SolveArgs {
   double tolerance = 0;
   double bound[kMaxStates] = {};
   int max_passes = 0;
-  Index queue_slots = 0;
 
-  // The workspace. Cleared: the ticket to 0, the others to all ones, which is -1 to those who count.
+  // The workspace. Cleared: the ticket to 0, the others to all ones, which is -1 to those who
+  // count.
   unsigned* ticket = nullptr;
   unsigned* queue_tail = nullptr;
-  unsigned* finished = nullptr;       ///< runs of units that have ended
-  unsigned* arrived = nullptr;        ///< (N, groups) units of the group that are through
-  unsigned* groups_done = nullptr;    ///< (N)
-  unsigned* dirty = nullptr;          ///< (units) the pass that a unit has to run again in
-  unsigned* queue = nullptr;          ///< units that are to run again
+  unsigned* finished = nullptr;     ///< runs of units that have ended
+  unsigned* arrived = nullptr;      ///< (N, groups) units of the group that are through
+  unsigned* groups_done = nullptr;  ///< (N)
+  unsigned* dirty = nullptr;        ///< (units) the pass that a unit has to run again in
+  unsigned* queue = nullptr;        ///< (units) those that are to run again, a ring
   // Not cleared.
-  unsigned* expected = nullptr;       ///< (N, groups) units that the group waits for
-  unsigned* pass = nullptr;           ///< (N, groups)
-  char* start = nullptr;              ///< (items, states, pitch); backward: what enters a segment
-  char* end = nullptr;                ///< (items, states, pitch)
-  char* gain = nullptr;               ///< (items, states^2, pitch): a segment's tangent or adjoint
-  unsigned char* moved = nullptr;     ///< (items, pitch)
-  double* partial = nullptr;          ///< (N, groups, SolveReport::kColumns)
-  char* sums = nullptr;               ///< (slots, items, pitch) gradients of vector inputs
+  unsigned* expected = nullptr;    ///< (N, groups) units that the group waits for
+  unsigned* pass = nullptr;        ///< (N, groups)
+  char* start = nullptr;           ///< (items, states, pitch); backward: what enters a segment
+  char* end = nullptr;             ///< (items, states, pitch)
+  char* gain = nullptr;            ///< (items, states^2, pitch): a segment's tangent or adjoint
+  unsigned char* moved = nullptr;  ///< (items, pitch)
+  int* fell_back = nullptr;        ///< (N, pitch) the segment from which a channel is run serially
+  double* partial = nullptr;       ///< (N, groups, SolveReport::kColumns)
+  char* sums = nullptr;            ///< (slots, items, pitch) gradients of vector inputs
   signed char sum_slot[kMaxNonlinearInputs];  ///< or -1
 };
 

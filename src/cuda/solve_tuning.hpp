@@ -10,27 +10,35 @@ namespace scanrnn::cuda {
 
 /// Threads of a block.
 inline constexpr int kSolveThreads = 128;
-/// Threads that a sequence should have at least, where it is long enough: those of an H200.
-inline constexpr Index kSequenceThreads = 1 << 17;
+/// Multiprocessors that a sequence should fill, where it is long enough: those of an H200. (On
+/// other devices the same, so that results are.)
+inline constexpr Index kMultiprocessors = 132;
 /// A sequence of no more segments than this is run serially.
 inline constexpr Index kLeastSegments = 2;
 inline constexpr Index kMostSegmentSteps = 1 << 30;
 inline constexpr Index kMostUnits = 1 << 30;
+
+/// Segments that run along where a channel is run serially, at most.
+inline constexpr int kRunAlong = 16;
+/// Steps that the serial kernel reads ahead.
+inline constexpr int kSerialAhead = 8;
 
 struct SolveSegment {
   Index steps;
   Index burn_in;  ///< steps that the next segment's start is guessed from
 };
 
-/// As long as still gives a sequence enough threads, since long segments need fewer passes and
-/// their guesses less reading. Packed sequences' lengths aren't known, and one segment's length
-/// serves them all. Backward guesses nothing, and has more, shorter ones.
-constexpr SolveSegment solve_segment(Index time, Index channels, bool is_packed, bool is_backward) {
+/// Segments as long as still fill the device with one sequence, since long ones need fewer passes
+/// and their guesses less reading; `per` of them times all `groups` of channels make a unit each.
+/// Packed sequences' lengths aren't known, and don't matter to one another.
+constexpr SolveSegment solve_segment(Index time, Index groups, Index per, Index blocks,
+                                     bool is_packed) {
   const Index least = is_packed ? 128 : (time < 2048 ? 64 : 128);
-  const Index most = is_packed || is_backward ? 128 : 1024;
-  Index steps = least;
-  while (steps < most && time / steps * channels > kSequenceThreads) steps *= 2;
-  return {steps, std::min<Index>(64, std::max<Index>(32, steps / 4))};
+  const Index most = is_packed ? 128 : 1024;
+  const Index units = std::max<Index>(1, kMultiprocessors * blocks / std::max<Index>(1, groups));
+  const Index steps = (time + units * per - 1) / (units * per);
+  const Index chosen = std::min(most, std::max(least, (steps + 7) / 8 * 8));
+  return {chosen, std::min<Index>(64, std::max<Index>(32, chosen / 4))};
 }
 
 }  // namespace scanrnn::cuda

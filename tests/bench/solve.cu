@@ -65,7 +65,8 @@ __global__ void fill(T* to, int64_t count, int seed, float width, float bias, bo
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
     const float u = uniform(i, seed), v = uniform(i, seed + 1000);
-    const float shape = is_normal ? ::sqrtf(-2 * ::logf(u + 0x1p-25f)) * ::cosf(6.2831853f * v) : 2 * u - 1;
+    const float shape =
+        is_normal ? ::sqrtf(-2 * ::logf(u + 0x1p-25f)) * ::cosf(6.2831853f * v) : 2 * u - 1;
     narrow(shape * width + bias, to + i);
   }
 }
@@ -150,8 +151,7 @@ void measure(const Shape& shape, DType dtype, int holds, float bias, int64_t seg
   constexpr int K = Cell::inputs, S = Cell::states;
   const int64_t elements = shape.b * shape.t * shape.d;
   const auto array = [&](void* data) {
-    return Array<3>{data, dtype, {shape.b, shape.t, shape.d},
-                    {shape.t * shape.d, shape.d, 1}};
+    return Array<3>{data, dtype, {shape.b, shape.t, shape.d}, {shape.t * shape.d, shape.d, 1}};
   };
   const auto row = [&](void* data) {
     return Array<3>{data, dtype, {1, 1, shape.d}, {shape.d, shape.d, 1}};
@@ -197,7 +197,8 @@ void measure(const Shape& shape, DType dtype, int holds, float bias, int64_t seg
     b.in[b.reads++] = static_cast<const uint4*>(state.data);
   }
   double* report = static_cast<double*>(take(static_cast<std::size_t>(shape.b) * 48));
-  forward.report = {report, DType::f64, {shape.b, SolveReport::kColumns}, {SolveReport::kColumns, 1}};
+  forward.report = {
+      report, DType::f64, {shape.b, SolveReport::kColumns}, {SolveReport::kColumns, 1}};
   forward.options.segment = segment;
 
   Memory lent(std::max({solve_forward_workspace_bytes(forward, kTarget),
@@ -227,17 +228,17 @@ void measure(const Shape& shape, DType dtype, int holds, float bias, int64_t seg
   const double backward_ms =
       median_ms(rounds, [&] { solve_backward(backward, workspace, kTarget); });
   const auto ceiling = [&](const Streams& s) {
-    return median_ms(rounds, [&] {
-      stream<<<132 * 8, 256>>>(s, static_cast<int64_t>(bytes / 16));
-    });
+    return median_ms(rounds,
+                     [&] { stream<<<132 * 8, 256>>>(s, static_cast<int64_t>(bytes / 16)); });
   };
   const double fc = ceiling(f), bc = ceiling(b);
-  std::printf("%-14s %-8s %3ld,%6ld,%5ld bias %g seg %4ld | fwd %7.3f ms (%.2f) bwd %7.3f ms (%.2f) "
-              "| stream %.3f %.3f | serial %8.3f | status %g passes %g serial channels %g | against "
-              "serial %.1e\n",
-              Cell::name, name_of(dtype), shape.b, shape.t,
-              shape.d, bias, segment, forward_ms, fc / forward_ms, backward_ms, bc / backward_ms,
-              fc, bc, serial_ms, status, passes, serial, apart);
+  std::printf(
+      "%-14s %-8s %3ld,%6ld,%5ld bias %g seg %4ld | fwd %7.3f ms (%.2f) bwd %7.3f ms (%.2f) "
+      "| stream %.3f %.3f | serial %8.3f | status %g passes %g serial channels %g | against "
+      "serial %.1e\n",
+      Cell::name, name_of(dtype), shape.b, shape.t, shape.d, bias, segment, forward_ms,
+      fc / forward_ms, backward_ms, bc / backward_ms, fc, bc, serial_ms, status, passes, serial,
+      apart);
   std::fflush(stdout);
   CHECK(cudaDeviceSynchronize());
   for (Memory* m : memory) delete m;

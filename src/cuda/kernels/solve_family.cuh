@@ -12,17 +12,16 @@ SolveKernels solve_kernels() {
   using P = SolvePass<Cell>;
   return {reinterpret_cast<const void*>(&solve_forward<Cell, T>),
           reinterpret_cast<const void*>(&solve_serial<Cell, T>),
-          reinterpret_cast<const void*>(&solve_backward<Cell, T>),
-          P::forward_blocks(sizeof(Acc<T>)), P::backward_blocks(sizeof(Acc<T>))};
+          reinterpret_cast<const void*>(&solve_backward<Cell, T>), P::blocks(sizeof(Acc<T>))};
 }
 
 }  // namespace scanrnn::cuda
 
 /// Defines name_f16() and so on.
-#define SCANRNN_SOLVE_KERNELS(name, Cell)                              \
-  namespace scanrnn::cuda {                                            \
-  SolveKernels name##_f16() { return solve_kernels<Cell, Half>(); }     \
+#define SCANRNN_SOLVE_KERNELS(name, Cell)                                \
+  namespace scanrnn::cuda {                                              \
+  SolveKernels name##_f16() { return solve_kernels<Cell, Half>(); }      \
   SolveKernels name##_bf16() { return solve_kernels<Cell, BFloat16>(); } \
-  SolveKernels name##_f32() { return solve_kernels<Cell, float>(); }    \
-  SolveKernels name##_f64() { return solve_kernels<Cell, double>(); }   \
+  SolveKernels name##_f32() { return solve_kernels<Cell, float>(); }     \
+  SolveKernels name##_f64() { return solve_kernels<Cell, double>(); }    \
   }

@@ -6,12 +6,12 @@
 
 namespace scanrnn::cuda {
 
-/// Those of a cell for one dtype, and how many blocks of a multiprocessor they are compiled for.
+/// Those of a cell for one dtype, and the blocks of a multiprocessor that they have registers for.
 struct SolveKernels {
   const void* forward = nullptr;
   const void* serial = nullptr;
   const void* backward = nullptr;
-  int forward_blocks = 0, backward_blocks = 0;
+  int blocks = 0;
 };
 
 #define SCANRNN_DECLARE(name, Cell) \
