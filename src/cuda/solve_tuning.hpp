@@ -33,8 +33,7 @@ struct SolveSegment {
 /// Packed sequences' lengths aren't known, and don't matter to one another.
 constexpr SolveSegment solve_segment(Index time, Index groups, Index per, Index blocks,
                                      bool is_packed) {
-  const Index least = is_packed ? 128 : (time < 2048 ? 64 : 128);
-  const Index most = is_packed ? 128 : 1024;
+  const Index least = 128, most = is_packed ? least : 1024;
   const Index units = std::max<Index>(1, kMultiprocessors * blocks / std::max<Index>(1, groups));
   const Index steps = (time + units * per - 1) / (units * per);
   const Index chosen = std::min(most, std::max(least, (steps + 7) / 8 * 8));
