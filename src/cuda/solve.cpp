@@ -41,6 +41,8 @@ struct SolvePlan {
   const void* kernel = nullptr;
   const char* name = "";
   Index blocks = 0;
+  const void* rest = nullptr;  // what hasn't converged
+  Index rest_blocks = 0;
   std::size_t cleared_bytes = 0;  // of the workspace, from its start
   std::size_t bytes = 0;
   struct {
@@ -135,12 +137,17 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
     return offset;
   };
   const bool is_empty = p.sequences == 0 || p.channels == 0;
+  const Index channel_blocks = ceil_div(p.sequences * p.channels, kSolveThreads);
   const Index least = p.segment > 0 ? g.segment : kLeastSegments * g.segment;
   if (!p.backward && (p.max_passes <= 0 || p.time <= least)) {
     plan.kernel = kernels.serial;
     plan.name = "solve_serial";
-    plan.blocks = ceil_div(p.sequences * p.channels, kSolveThreads);
+    plan.blocks = channel_blocks;
     return plan;
+  }
+  if (!p.backward) {
+    plan.rest = kernels.serial;
+    plan.rest_blocks = channel_blocks;
   }
 
   g.chunks = std::max<Index>(1, ceil_div(ceil_div(p.time, g.segment), per));
@@ -258,21 +265,26 @@ void execute(const SolveProblem& problem, Workspace workspace, const Target& tar
                            plan.cleared_bytes - plan.offset.control, stream);
       if (error != cudaSuccess) fail(call, "clearing the workspace", target.index, error);
     }
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(static_cast<unsigned>(plan.blocks));
-    launch.blockDim = dim3(kSolveThreads);
-    launch.stream = stream;
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    if (plan.cleared_bytes > 0 && may_start_early(target.index, stream)) {
-      launch.attrs = &early;
-      launch.numAttrs = 1;
-    }
-    void* arguments[] = {&plan.args, const_cast<void*>(problem.cell)};
-    error = cudaLaunchKernelExC(&launch, plan.kernel, arguments);
-    if (error == cudaSuccess) error = cudaPeekAtLastError();
-    if (error != cudaSuccess) fail(call, plan.name, target.index, error);
+    const auto launch = [&](const void* kernel, const char* name, Index blocks, bool is_early) {
+      cudaLaunchConfig_t config{};
+      config.gridDim = dim3(static_cast<unsigned>(blocks));
+      config.blockDim = dim3(kSolveThreads);
+      config.stream = stream;
+      cudaLaunchAttribute early{};
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
+      if (is_early) {
+        config.attrs = &early;
+        config.numAttrs = 1;
+      }
+      void* arguments[] = {&plan.args, const_cast<void*>(problem.cell)};
+      error = cudaLaunchKernelExC(&config, kernel, arguments);
+      if (error == cudaSuccess) error = cudaPeekAtLastError();
+      if (error != cudaSuccess) fail(call, name, target.index, error);
+    };
+    launch(plan.kernel, plan.name, plan.blocks,
+           plan.cleared_bytes > 0 && may_start_early(target.index, stream));
+    if (plan.rest != nullptr) launch(plan.rest, "solve_serial", plan.rest_blocks, false);
   }
   for (int r = 0; r < plan.reductions; ++r) {
     error = launch_reduction(plan.reduction[r].sum, problem.dtype, stream);

@@ -441,6 +441,13 @@ struct Unit {
   __device__ __forceinline__ Index length() const { return span.end - span.begin; }
 };
 
+/// A sequence's first unit, counted without groups. A packed one starts where the room for all
+/// before it ends.
+__device__ __forceinline__ Index first_row_of(const SolveArgs& g, Index n) {
+  if (g.cu_seqlens == nullptr) return n * g.chunks;
+  return read_index(g, g.cu_seqlens, n) / ((kSolveThreads >> g.across_log2) * g.segment) + n;
+}
+
 __device__ __forceinline__ Unit unit_of(const SolveArgs& g, unsigned number) {
   const Index per = kSolveThreads >> g.across_log2;
   Unit u;
@@ -448,28 +455,23 @@ __device__ __forceinline__ Unit unit_of(const SolveArgs& g, unsigned number) {
   const Index row = number / groups;  // the unit's number without its group
   u.group = static_cast<int>(number % groups);
   if (g.cu_seqlens != nullptr) {
-    // Sequence n starts at row begin / steps + n, which leaves room for all before it.
-    const Index steps = per * g.segment;
     Index low = 0, high = g.sequences;
     while (high - low > 1) {
       const Index middle = (low + high) / 2;
-      if (read_index(g, g.cu_seqlens, middle) / steps + middle <= row) {
+      if (first_row_of(g, middle) <= row) {
         low = middle;
       } else {
         high = middle;
       }
     }
     u.sequence = low;
-    const Index first = read_index(g, g.cu_seqlens, low) / steps + low;
-    u.chunk = row - first;
-    u.first_unit = first * g.groups;
-    u.first_item = first * per;
   } else {
     u.sequence = row / g.chunks;
-    u.chunk = row % g.chunks;
-    u.first_unit = u.sequence * g.chunks * g.groups;
-    u.first_item = u.sequence * g.chunks * per;
   }
+  const Index first = first_row_of(g, u.sequence);
+  u.chunk = row - first;
+  u.first_unit = first * g.groups;
+  u.first_item = first * per;
   u.span = span_of(g, u.sequence);
   u.segments = (u.length() + g.segment - 1) / g.segment;
   if (u.segments < 1) u.segments = 1;
@@ -644,22 +646,22 @@ struct ForwardShared {
   Work work;
   unsigned is_last;
   unsigned counts[2];
-  int earliest;
   typename SegmentMap<A, N>::Type map[kSolveThreads];
   A residual[kSolveThreads], error[kSolveThreads];
   int first[kSolveThreads];  // segment that a slot's channel is unconverged from
 };
 
 inline constexpr int kConverged = 0x7fffffff;
+/// What a start does: it has come to rest, it moves, or it would but must not.
+enum Motion : unsigned char { kRests, kMoves, kStays };
 
-/// A row of the report from what threads know of their channels.
-__device__ __forceinline__ void write_report(const SolveArgs& g, const Unit& u, unsigned pass,
-                                             double residual, double error, Index first,
-                                             Index serial, double* to) {
-  to[SolveReport::kStatus] = u.segments <= 1 ? SolveReport::kSerial
-                             : serial > 0    ? SolveReport::kFellBack
-                                             : SolveReport::kConverged;
-  to[SolveReport::kPasses] = u.segments <= 1 ? 0 : pass;
+/// A row of the report.
+__device__ __forceinline__ void write_report(bool is_serial, unsigned passes, double residual,
+                                             double error, Index first, Index serial, double* to) {
+  to[SolveReport::kStatus] = is_serial    ? SolveReport::kSerial
+                             : serial > 0 ? SolveReport::kFellBack
+                                          : SolveReport::kConverged;
+  to[SolveReport::kPasses] = passes;
   to[SolveReport::kResidual] = residual;
   to[SolveReport::kErrorEstimate] = error;
   to[SolveReport::kFirstUnconverged] = static_cast<double>(first);
@@ -695,78 +697,6 @@ __device__ __forceinline__ auto increment(const SolvedSegment<A, N>& s,
   return map_of(s.gain, mismatch);
 }
 
-/// What a channel's boundaries are known by so far.
-template <class A>
-struct Boundaries {
-  A residual = Constant<A>::of(0), error = Constant<A>::of(0);
-  int first = kConverged;  // the first start that still wants to move
-};
-
-/// The serial run of channels that haven't converged, by one thread a channel: from the first start
-/// that isn't where the segment before it ends, which is put there. So every pass brings the serial
-/// run on by a segment at least. Segments behind it run along from where they are guessed to
-/// start, a few at once; where the guess was right, the serial run is past them.
-template <class T, class Cell>
-__device__ __forceinline__ Boundaries<Acc<T>> run_on(const SolveArgs& g, const Unit& u,
-                                                     const Worker& w, unsigned pass) {
-  using A = Acc<T>;
-  constexpr int N = Cell::states;
-  const Index per = kSolveThreads >> g.across_log2;
-  Boundaries<A> found;
-  A d[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) d[i] = Constant<A>::of(0);
-  int moved = 0;
-  SolvedSegment<A, N> before{};
-#pragma unroll 4
-  for (Index p = 0; p < u.segments; ++p) {
-    const Index item = u.first_item + p;
-    const SolvedSegment<A, N> here = load_segment<A, N>(g, item, w.d, true);
-    bool moves = false;
-    if (p > 0) {
-      A to[N];
-      bool rests = true;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        to[i] = before.end[i];
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          if (d[j] != Constant<A>::of(0)) to[i] = fma(before.gain[i][j], d[j], to[i]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        d[i] = to[i] - here.start[i];
-        const A size = magnitude(d[i]);
-        const bool both_nan = to[i] != to[i] && here.start[i] != here.start[i];
-        rests = rests && (both_nan || to[i] == here.start[i] ||
-                          size <= static_cast<A>(g.tolerance) *
-                                      maximum(magnitude(here.start[i]), Constant<A>::of(1)));
-      }
-      if (rests) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          if (magnitude(d[i]) > found.error) found.residual = found.error = magnitude(d[i]);
-        }
-      } else {
-        if (found.first == kConverged) found.first = static_cast<int>(p);
-        moves = moved++ < kRunAlong;
-      }
-      if (moves) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, item, i, N, w.d) = to[i];
-        g.dirty[u.first_unit + p / per * g.groups + u.group] = pass;
-      } else {
-#pragma unroll
-        for (int i = 0; i < N; ++i) d[i] = Constant<A>::of(0);
-      }
-    }
-    g.moved[item * g.pitch + w.d] = moves;
-    before = here;
-  }
-  return found;
-}
-
 /// A group's starts, corrected by its segments' tangents: the block goes through the segments, a
 /// slot of threads its share of them. Starts that move are marked, and their units queued. False if
 /// the group is done.
@@ -776,31 +706,19 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
   using A = Acc<T>;
   constexpr int N = Cell::states;
   using Map = typename SegmentMap<A, N>::Type;
+  constexpr int kBatch = N == 1 ? 8 : 4;  // segments whose numbers are on their way at once
   const Worker w = worker_of(g, u);
   const int across = 1 << g.across_log2, per = kSolveThreads >> g.across_log2;
   const bool has_channel = w.d < g.channels;
   const unsigned most_passes = static_cast<unsigned>(g.max_passes);
   const bool leads = w.slot == 0 && has_channel;  // a thread a channel
-  const auto is_due = [&](unsigned tag) {
-    return [&g, &u, tag](Index c) { return g.dirty[u.first_unit + c * g.groups + u.group] == tag; };
-  };
-  if (pass > most_passes) {
-    if (leads) {
-      const Boundaries<A> found = run_on<T, Cell>(g, u, w, pass);
-      shared.residual[threadIdx.x] = found.residual;
-      shared.error[threadIdx.x] = found.error;
-    }
-    __syncthreads();
-    return queue_units(g, u, pass + 1, shared.counts, is_due(pass));
-  }
-
   const Share share = share_of(g, has_channel ? u.segments : 0, w.slot);
   Map total = identity<Map>();
   SolvedSegment<A, N> before{};
   if (share.low > 0 && share.low < share.high) {
     before = load_segment<A, N>(g, u.first_item + share.low - 1, w.d, false);
   }
-#pragma unroll 4
+#pragma unroll kBatch
   for (Index p = share.low; p < share.high; ++p) {
     const SolvedSegment<A, N> here = load_segment<A, N>(g, u.first_item + p, w.d, true);
     if (p > 0) total = merge(total, increment(before, here));
@@ -827,14 +745,14 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
   if (share.low > 0 && share.low < share.high) {
     before = load_segment<A, N>(g, u.first_item + share.low - 1, w.d, false);
   }
-#pragma unroll 4
+#pragma unroll kBatch
   for (Index p = share.low; p < share.high; ++p) {
     const SolvedSegment<A, N> here = load_segment<A, N>(g, u.first_item + p, w.d, true);
     const Index item = u.first_item + p;
-    bool moves = false;
+    bool moves = false, rests = true;
     if (p > 0) {
       apply_to(increment(before, here), d);
-      bool rests = true, is_finite = true;
+      bool is_finite = true;
       A largest = Constant<A>::of(0), apart = largest;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -860,18 +778,19 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
         g.dirty[u.first_unit + p / per * g.groups + u.group] = pass;
       }
     }
-    g.moved[item * g.pitch + w.d] = moves;
+    g.moved[item * g.pitch + w.d] = moves ? kMoves : (rests ? kRests : kStays);
     before = here;
   }
   shared.residual[threadIdx.x] = residual;
   shared.error[threadIdx.x] = error;
   shared.first[threadIdx.x] = first;
-  if (threadIdx.x == 0) shared.earliest = kConverged;
   __syncthreads();
 
-  if (queue_units(g, u, pass + 1, shared.counts, is_due(pass))) return true;
-
-  // Nothing moves. Channels whose boundaries agree are done; the others run on serially.
+  const bool goes_on = queue_units(g, u, pass + 1, shared.counts, [&](Index c) {
+    return g.dirty[u.first_unit + c * g.groups + u.group] == pass;
+  });
+  if (goes_on) return true;
+  // Nothing moves. Channels whose boundaries agree are done; the others are for the serial kernel.
   if (leads) {
     for (int slot = 1; slot < per && first == kConverged; ++slot) {
       const int thread = slot * across + w.lane;
@@ -882,13 +801,9 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
     shared.residual[threadIdx.x] = residual;
     shared.error[threadIdx.x] = error;
     g.fell_back[u.sequence * g.pitch + w.d] = first;
-    if (first != kConverged) atomicMin(&shared.earliest, first);
   }
   __syncthreads();
-  if (shared.earliest == kConverged) return false;
-  if (leads) run_on<T, Cell>(g, u, w, most_passes + 1);
-  __syncthreads();
-  return queue_units(g, u, most_passes + 2, shared.counts, is_due(most_passes + 1));
+  return false;
 }
 
 /// Final states, and the report.
@@ -898,7 +813,7 @@ __device__ __forceinline__ void finish_group(const SolveArgs& g, const Unit& u, 
   using A = Acc<T>;
   constexpr int N = Cell::states;
   const Worker w = worker_of(g, u);
-  if (w.slot == 0 && w.d < g.channels) {
+  if (w.slot == 0 && w.d < g.channels && g.fell_back[u.sequence * g.pitch + w.d] == kConverged) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       store_state<T>(g.leave[i], u.sequence, w.d,
@@ -919,8 +834,7 @@ __device__ __forceinline__ void finish_group(const SolveArgs& g, const Unit& u, 
       serial += first != kConverged ? 1 : 0;
       earliest = first < earliest ? first : earliest;
     }
-    const unsigned most = static_cast<unsigned>(g.max_passes);
-    write_report(g, u, pass < most ? pass : most, residual, error,
+    write_report(u.segments <= 1, u.segments <= 1 ? 0 : pass, residual, error,
                  earliest != kConverged ? earliest * g.segment : -1, serial,
                  g.partial + (u.sequence * g.groups + u.group) * SolveReport::kColumns);
   }
@@ -963,7 +877,7 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
     }
     const Index group = u.sequence * g.groups + u.group;
     const Worker w = worker_of(g, u);
-    if (w.is_active && (work.is_first || g.moved[w.item * g.pitch + w.d] != 0)) {
+    if (w.is_active && (work.is_first || g.moved[w.item * g.pitch + w.d] == kMoves)) {
       A vector[Cell::inputs];
       load_vectors<Cell, T>(g, w.d, vector);
       A start[N];
@@ -1008,39 +922,79 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
   }
 }
 
-/// The recurrence as it stands, a thread a channel: what is too short to be cut.
+/// Whether a segment that starts there may stand where `state` is where it should have started.
+template <class T, class Cell>
+__device__ __forceinline__ bool may_stand(const SolveArgs& g, Index item, Index d,
+                                          const Acc<T> (&state)[Cell::states]) {
+  using A = Acc<T>;
+  bool stands = g.moved[item * g.pitch + d] == kRests;
+#pragma unroll
+  for (int i = 0; i < Cell::states; ++i) {
+    const A start = *at_item<A>(g, g.start, item, i, Cell::states, d);
+    stands =
+        stands && magnitude(state[i] - start) <=
+                      static_cast<A>(g.tolerance) * maximum(magnitude(start), Constant<A>::of(1));
+  }
+  return stands;
+}
+
+/// The recurrence as it stands, a thread a channel: of what is too short to be cut, or, behind
+/// solve_forward, of channels that haven't converged, from their first start that hasn't. These
+/// are serial as long as they have to be: where a segment's end meets the start from which those
+/// behind it have been run, they stand, up to the next start that doesn't rest.
 template <class Cell, class T>
 __global__ void __launch_bounds__(kSolveThreads)
     solve_serial(const __grid_constant__ SolveArgs g, const __grid_constant__ Cell cell) {
   using A = Acc<T>;
+  constexpr int N = Cell::states;
   const Index number = static_cast<Index>(blockIdx.x) * kSolveThreads + threadIdx.x;
-  Unit u{};
-  u.sequence = number / g.channels;
-  Worker w{};
-  w.d = number % g.channels;
-  if (u.sequence >= g.sequences) return;
-  u.span = span_of(g, u.sequence);
-  u.segments = 1;
-  A vector[Cell::inputs], state[Cell::states];
-  load_vectors<Cell, T>(g, w.d, vector);
+  const Index n = number / g.channels, d = number % g.channels;
+  if (n >= g.sequences) return;
+  const bool is_whole = g.fell_back == nullptr;
+  Index p = is_whole ? 0 : g.fell_back[n * g.pitch + d];
+  if (p == kConverged) return;
+  const Span span = span_of(g, n);
+  const Index length = span.end - span.begin;
+  const Index segment = is_whole ? length : g.segment;
+  const Index segments = is_whole ? 1 : (length + g.segment - 1) / g.segment;
+  const Index first_item = is_whole ? 0 : first_row_of(g, n) * (kSolveThreads >> g.across_log2);
+  A vector[Cell::inputs], state[N];
+  load_vectors<Cell, T>(g, d, vector);
+  const auto take_up = [&] {
 #pragma unroll
-  for (int i = 0; i < Cell::states; ++i) state[i] = load_state<T>(g.initial[i], u.sequence, w.d);
-  run_steps<true, kSerialAhead, T>(g, cell, u.span, w.d, vector, 0, u.length(), state);
+    for (int i = 0; i < N; ++i) {
+      state[i] = p == 0 ? load_state<T>(g.initial[i], n, d)
+                        : *at_item<A>(g, g.end, first_item + p - 1, i, N, d);
+    }
+  };
+  take_up();
+  while (p < segments) {
+    const Index first = p * segment;
+    const Index count = length - first < segment ? length - first : segment;
+    run_steps<true, kSerialAhead, T>(g, cell, span, d, vector, first, count, state);
+    ++p;
+    if (p >= segments || !may_stand<T, Cell>(g, first_item + p, d, state)) continue;
+    do {
+      ++p;
+    } while (p < segments && g.moved[(first_item + p) * g.pitch + d] == kRests);
+    take_up();
+  }
 #pragma unroll
-  for (int i = 0; i < Cell::states; ++i) store_state<T>(g.leave[i], u.sequence, w.d, state[i]);
+  for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], n, d, state[i]);
+  if (!is_whole) return;
   if (g.lengths != nullptr) {
-    const Index first = u.span.begin > 0 ? 0 : u.length();
-    for (Index i = first; i < first + g.time - u.length(); ++i) {
-      store<T>(address(g.out, u.span.row, i, w.d), Constant<A>::of(0));
+    const Index first = span.begin > 0 ? 0 : length;
+    for (Index i = first; i < first + g.time - length; ++i) {
+      store<T>(address(g.out, span.row, i, d), Constant<A>::of(0));
       if constexpr (SolvePass<Cell>::keeps) {
         if (g.kept.data != nullptr) {
-          store<T>(address(g.kept, u.span.row, i, w.d), Constant<A>::of(0));
+          store<T>(address(g.kept, span.row, i, d), Constant<A>::of(0));
         }
       }
     }
   }
-  if (g.report != nullptr && w.d == 0) {
-    write_report(g, u, 0, 0, 0, -1, 0, g.report + u.sequence * SolveReport::kColumns);
+  if (g.report != nullptr && d == 0) {
+    write_report(true, 0, 0, 0, -1, 0, g.report + n * SolveReport::kColumns);
   }
 }
 
@@ -1062,6 +1016,7 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
   using A = Acc<T>;
   constexpr int N = Cell::states;
   using Map = typename SegmentMap<A, N>::Type;
+  constexpr int kBatch = N == 1 ? 8 : 4;  // segments whose numbers are on their way at once
   const Worker w = worker_of(g, u);
   const int across = 1 << g.across_log2;
   const bool has_channel = w.d < g.channels;
@@ -1087,7 +1042,7 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
     }
   };
   Map total = identity<Map>();
-#pragma unroll 4
+#pragma unroll kBatch
   for (Index p = share.low; p < share.high; ++p) {
     const Map map = load(p);
     total = forgets(map) ? map : merge(total, map);
@@ -1102,7 +1057,7 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
   for (int slot = 0; slot < w.slot; ++slot) {
     pass_through(shared.map[slot * across + w.lane], adjoint);
   }
-#pragma unroll 4
+#pragma unroll kBatch
   for (Index p = share.low; p < share.high; ++p) {
     const Map map = load(p);
     const Index item = u.first_item + u.segments - 1 - p;

@@ -14,12 +14,10 @@ inline constexpr int kSolveThreads = 128;
 /// other devices the same, so that results are.)
 inline constexpr Index kMultiprocessors = 132;
 /// A sequence of no more segments than this is run serially.
-inline constexpr Index kLeastSegments = 2;
+inline constexpr Index kLeastSegments = 4;
 inline constexpr Index kMostSegmentSteps = 1 << 30;
 inline constexpr Index kMostUnits = 1 << 30;
 
-/// Segments that run along where a channel is run serially, at most.
-inline constexpr int kRunAlong = 16;
 /// Steps that the serial kernel reads ahead.
 inline constexpr int kSerialAhead = 8;
 
