@@ -15,7 +15,8 @@ struct Span {
   Index row, begin, end;
 };
 
-__device__ __forceinline__ Index read_index(const Args& g, const void* data, Index i) {
+template <class AnyArgs>
+__device__ __forceinline__ Index read_index(const AnyArgs& g, const void* data, Index i) {
   const Index at = i * g.index_stride;
   const Index value =
       g.index_is_64 ? static_cast<const long long*>(data)[at] : static_cast<const int*>(data)[at];
@@ -23,7 +24,9 @@ __device__ __forceinline__ Index read_index(const Args& g, const void* data, Ind
   return value < 0 ? 0 : (value > g.time ? g.time : value);
 }
 
-__device__ __forceinline__ Span span_of(const Args& g, Index n) {
+/// Of Args or SolveArgs.
+template <class AnyArgs>
+__device__ __forceinline__ Span span_of(const AnyArgs& g, Index n) {
   if (g.cu_seqlens != nullptr) {
     const Index begin = read_index(g, g.cu_seqlens, n);
     const Index end = read_index(g, g.cu_seqlens, n + 1);

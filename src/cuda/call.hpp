@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// What calls of both kinds need of the host: errors, the current device, arguments as kernels want
+// them, the parts of a workspace.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "common/backend.hpp"
+#include "cuda/args.hpp"
+#include "scanrnn/error.hpp"
+
+namespace scanrnn::cuda {
+
+inline constexpr std::size_t kAlignment = 256;  // of the parts of a workspace
+
+constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+constexpr int log2_at_least(Index value) {
+  int log2 = 0;
+  while ((Index{1} << log2) < value) ++log2;
+  return log2;
+}
+
+// --- errors ------------------------------------------------------------------------------------
+
+inline std::string device_text(int device) {
+  cudaDeviceProp properties;
+  if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) {
+    cudaGetLastError();
+    return "cuda:" + std::to_string(device);
+  }
+  return "cuda:" + std::to_string(device) + " (" + properties.name + ", sm_" +
+         std::to_string(properties.major) + std::to_string(properties.minor) + ")";
+}
+
+[[noreturn]] inline void fail(const char* call, const char* what, int device, cudaError_t error) {
+  cudaGetLastError();  // errors that don't stick must not surface in somebody else's call
+  std::string text = std::string(call) + ": " + what + " failed on " + device_text(device) + ": " +
+                     cudaGetErrorString(error);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
+      error == cudaErrorUnsupportedPtxVersion) {
+    text += std::string("; this build of scanrnn has code for ") + architectures();
+  }
+  throw DeviceError(text);
+}
+
+/// Makes a device the current one for as long as it lives.
+class CurrentDevice {
+ public:
+  CurrentDevice(const char* call, int device) {
+    cudaError_t error = cudaGetDevice(&former_);
+    if (error == cudaSuccess && former_ != device) {
+      error = cudaSetDevice(device);
+      changed_ = error == cudaSuccess;
+    }
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      throw DeviceError(std::string(call) + ": no such device as cuda:" + std::to_string(device) +
+                        ": " + cudaGetErrorString(error));
+    }
+  }
+  ~CurrentDevice() {
+    if (changed_) cudaSetDevice(former_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int former_ = 0;
+  bool changed_ = false;
+};
+
+// --- arguments ---------------------------------------------------------------------------------
+
+// Absent inputs are scalars of zero on the host, which no kernel may read.
+template <class AnyProblem>
+Steps steps_of(const AnyProblem& p, const ConstArray<3>& array, bool is_absent = false) {
+  Steps s;
+  if (is_absent || !array) return s;
+  s.data = static_cast<char*>(const_cast<void*>(array.data));
+  s.batch = array.stride[0];
+  s.time = array.stride[1];
+  s.channel = array.stride[2];
+  s.wide = array.dtype != p.dtype;
+  return s;
+}
+
+template <class AnyProblem>
+States states_of(const AnyProblem& p, const ConstArray<2>& array) {
+  return {static_cast<char*>(const_cast<void*>(array.data)), array.stride[0], array.stride[1],
+          array.dtype != p.dtype};
+}
+
+inline int attribute(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) cudaGetLastError();
+  return value;
+}
+
+/// Whether a kernel can be started while the one before it still clears the workspace. A graph that
+/// is being captured may be taken apart by its owner, and gets plain edges.
+inline bool may_start_early(int device, cudaStream_t stream) {
+  if (attribute(cudaDevAttrComputeCapabilityMajor, device) < 9) return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+         status == cudaStreamCaptureStatusNone;
+}
+
+}  // namespace scanrnn::cuda

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The solver's constants.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/args.hpp"
+
+namespace scanrnn::cuda {
+
+/// Threads of a block.
+inline constexpr int kSolveThreads = 128;
+/// Multiprocessors that a sequence should fill, where it is long enough: those of an H200. (On
+/// other devices the same, so that results are.)
+inline constexpr Index kMultiprocessors = 132;
+/// A sequence of no more segments than this is run serially.
+inline constexpr Index kLeastSegments = 4;
+inline constexpr Index kMostSegmentSteps = 1 << 30;
+inline constexpr Index kMostUnits = 1 << 30;
+
+/// Steps that the serial kernel reads ahead.
+inline constexpr int kSerialAhead = 8;
+
+struct SolveSegment {
+  Index steps;
+  Index burn_in;  ///< steps that the next segment's start is guessed from
+};
+
+/// Segments as long as still fill the device with one sequence, since long ones need fewer passes
+/// and their guesses less reading; `per` of them times all `groups` of channels make a unit each.
+/// Packed sequences' lengths aren't known, and don't matter to one another.
+constexpr SolveSegment solve_segment(Index time, Index groups, Index per, Index blocks,
+                                     bool is_packed) {
+  const Index least = 128, most = is_packed ? least : 1024;
+  const Index units = std::max<Index>(1, kMultiprocessors * blocks / std::max<Index>(1, groups));
+  const Index steps = (time + units * per - 1) / (units * per);
+  const Index chosen = std::min(most, std::max(least, (steps + 7) / 8 * 8));
+  return {chosen, std::min<Index>(64, std::max<Index>(32, chosen / 4))};
+}
+
+}  // namespace scanrnn::cuda
