@@ -11,7 +11,7 @@ from scanrnn._array.values import check_lengths, check_offsets
 from scanrnn.cells import Activation
 
 from ._cells import ACTIVATIONS
-from ._ops import ACCUMULATION, OptTensor, check_dtype, check_shape, name_of
+from ._ops import ACCUMULATION, OptTensor, check_dtype, check_shape, name_of, valid_steps
 
 #: cu_seqlens, lengths, reset, reverse, left_padded, as the operators take them
 Sequences: TypeAlias = tuple[OptTensor, OptTensor, OptTensor, bool, bool]
@@ -230,7 +230,4 @@ def to_device_of(fn: str, name: str, t: Tensor, x: Tensor) -> Tensor:
 
 def without_padding(x: Tensor, lengths: Tensor, left_padded: bool) -> Tensor:
     """A copy of x, (*batch, T, D), with zeros in its padding."""
-    T = x.shape[-2]
-    t, n = torch.arange(T, device=x.device), lengths.unsqueeze(-1)
-    padding = t < T - n if left_padded else t >= n
-    return x.masked_fill(padding.unsqueeze(-1), 0)
+    return x.masked_fill(~valid_steps(x, lengths, left_padded), 0)

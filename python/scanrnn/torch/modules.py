@@ -31,7 +31,7 @@ from torch.nn import functional as F  # noqa: N812
 from scanrnn.cells import Activation, SruActivation
 
 from ._arguments import Sequences, activation_code, state_dtype, without_padding
-from ._ops import OptTensor, entry_steps, name_of, previous_state, scan
+from ._ops import OptTensor, entry_steps, last_state, name_of, previous_state, scan
 from ._recurrent import Recurrent
 
 __all__ = ["GILR", "GILRLSTM", "HGRN", "LRU", "QRNN", "RGLRU", "S5", "SRU", "MinGRU", "MinLSTM"]
@@ -307,29 +307,6 @@ class MinLSTM(_Gated):
     _row = ("min_lstm", 3, ())
 
 
-def _last_step(x: Tensor, start: OptTensor, options: Sequences) -> Tensor:
-    """The last valid step of each sequence, or start where it has none, for x (B, T, features)."""
-    cu_seqlens, lengths, _, reverse, left_padded = options
-    B, T, features = x.shape
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    nothing = x.new_zeros(N, features) if start is None else start.to(x.dtype)
-    if T == 0 or N == 0:
-        return nothing
-    if cu_seqlens is not None:
-        count = cu_seqlens.diff()
-        at = cu_seqlens[:-1] if reverse else cu_seqlens[1:] - 1
-        last = x[0].index_select(0, at.clamp(0, T - 1))
-    elif lengths is not None:
-        count = lengths
-        at = T - lengths if left_padded else lengths - 1
-        if left_padded != reverse:
-            at = torch.full_like(lengths, T - 1 if left_padded else 0)
-        last = x[torch.arange(B, device=x.device), at.clamp(0, T - 1)]
-    else:
-        return x[:, 0 if reverse else -1]
-    return torch.where((count > 0).unsqueeze(-1), last, nothing)
-
-
 class QRNN(Recurrent[Any]):
     """Quasi-recurrent network in layers, with torch.nn.GRU's signature and conventions.
 
@@ -469,7 +446,7 @@ class QRNN(Recurrent[Any]):
             h, final = self._pool(products, c0, own, directions=1)
             outputs.append(h)
             finals.append(final)
-            lasts.append(_last_step(steps, start, own))
+            lasts.append(last_state(steps, start, *own))
         h = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         return self._project(layer, h), (torch.cat(finals), torch.stack(lasts))
 
