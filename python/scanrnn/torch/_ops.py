@@ -448,7 +448,7 @@ def _previous_adjoint(
 
 
 def valid_steps(x: Tensor, lengths: Tensor, left_padded: bool) -> Tensor:
-    """bool mask, broadcastable to x (*batch, T, D), of the steps that are not padding."""
+    """Bool mask, broadcastable to x (*batch, T, D), of the steps that are not padding."""
     T = x.shape[-2]
     t, n = torch.arange(T, device=x.device), lengths[..., None]
     return (t >= T - n if left_padded else t < n)[..., None]

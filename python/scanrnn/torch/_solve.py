@@ -415,8 +415,7 @@ def _parts(call: _Call, d: int, tensors: Sequence[OptTensor]) -> tuple[list[Any]
     full, vectors = call.places(d)
 
     def block(slot: int, i: int) -> OptTensor:
-        t = tensors[slot]
-        if t is None:
+        if (t := tensors[slot]) is None:
             return None
         t = t.narrow(-1, i * call.D, call.D)
         if call.lengths is not None:  # so that no NaN passes from there
@@ -435,7 +434,7 @@ def _parts(call: _Call, d: int, tensors: Sequence[OptTensor]) -> tuple[list[Any]
 def _slopes(
     call: _Call, inputs: Sequence[OptTensor], before: Sequence[Tensor]
 ) -> list[list[OptTensor]]:
-    """Derivatives of the output and of each state by each input and each state before, (B, T, D)."""
+    """Derivatives of output and states by each input and each state before, (B, T, D)."""
     at = [i for i, t in enumerate(inputs) if t is not None]
     full = [t.expand(before[0].shape) for t in inputs if t is not None] + [*before]
 
@@ -450,9 +449,7 @@ def _slopes(
     rows: list[list[OptTensor]] = []
     # One number in each place depends on those in the same place alone.
     for j in range(len(outputs)):
-        found = pullback(
-            tuple(torch.full_like(y, float(i == j)) for i, y in enumerate(outputs))
-        )
+        found = pullback(tuple(torch.full_like(y, float(i == j)) for i, y in enumerate(outputs)))
         row: list[OptTensor] = [None] * len(inputs) + [*found[len(at) :]]
         for i, t in zip(at, found, strict=False):
             row[i] = t
@@ -521,11 +518,11 @@ def _tangents(
         inputs, initial = _parts(call, d, call.tensors)
         dinputs, dinitial = _parts(call, d, tangents)
         before = []
-        for s, first in enumerate(initial):
+        for s, start in enumerate(initial):
             state = found[s]
             assert state is not None
             state = state.narrow(-1, d * D, D).to(ACCUMULATION[state.dtype])
-            before.append(previous_state(state, first, *sequences))
+            before.append(previous_state(state, start, *sequences))
         of_y, *of_states = _slopes(call, inputs, before)
         n = len(inputs)
         zero = torch.zeros_like(before[0])
@@ -535,8 +532,8 @@ def _tangents(
             dy = dstates[cell.output_state]
         else:
             dbefore = [
-                previous_state(ds, first, *sequences)
-                for ds, first in zip(dstates, dinitial, strict=True)
+                previous_state(ds, start, *sequences)
+                for ds, start in zip(dstates, dinitial, strict=True)
             ]
             dy = _sum_of_products(of_y, (*dinputs, *dbefore))
             if call.lengths is not None:
@@ -547,9 +544,9 @@ def _tangents(
         for finals, t in zip(dlasts, last, strict=True):
             finals.append(t)
     dtype = call.u.dtype
-    first, *second = [torch.stack(finals) for finals in dlasts]
+    dlast, *more = [torch.stack(finals) for finals in dlasts]
     dkept = torch.cat(dkepts, -1).to(dtype) if dkepts else None
-    return torch.cat(dys, -1).to(dtype), dkept, first, second[0] if second else None
+    return torch.cat(dys, -1).to(dtype), dkept, dlast, more[0] if more else None
 
 
 def _compose_backward(dkept: OptTensor, *args: Any) -> Tensors:
@@ -558,9 +555,7 @@ def _compose_backward(dkept: OptTensor, *args: Any) -> Tensors:
     *rest, _, _, _, wanted = args[_SEQUENCES + 5 :]
     call = _Call(tensors, args[_SEQUENCES : _SEQUENCES + 5], *rest)
     at = [i for i, (t, w) in enumerate(zip(tensors, wanted, strict=True)) if w and t is not None]
-    cotangents = [
-        (k, ct) for k, ct in enumerate((dy, dkept, dlast, dlast2)) if ct is not None
-    ]
+    cotangents = [(k, ct) for k, ct in enumerate((dy, dkept, dlast, dlast2)) if ct is not None]
     gradients: list[OptTensor] = [None] * _DIFFERENTIABLE
     if not at:
         return returnable(gradients, call.u)
@@ -570,7 +565,7 @@ def _compose_backward(dkept: OptTensor, *args: Any) -> Tensors:
         for i, t in zip(at, some, strict=True):
             tangents[i] = t
         found = _tangents(call, tangents, y, kept)
-        return tuple(t for k, _ in cotangents if (t := found[k]) is not None)
+        return tuple(out for k, _ in cotangents if (out := found[k]) is not None)
 
     _, pullback, *_ = torch.func.vjp(of_some, *(torch.zeros_like(tensors[i]) for i in at))
     for i, g in zip(at, pullback(tuple(ct for _, ct in cotangents)), strict=True):
@@ -621,13 +616,12 @@ def _for_samples(
     def folded(t: OptTensor, dim: int | None, count: int) -> OptTensor:
         if t is None or t.ndim == 1:  # without elements
             return t
-        D = t.shape[-1] // count
         if dim is None:
             t = t.unsqueeze(-2).expand(*t.shape[:-1], samples, t.shape[-1])
         else:
-            D = t.movedim(dim, 0).shape[-1] // count
             t = t.movedim(dim, -2)
-        return t.unflatten(-1, (count, D)).transpose(-3, -2).flatten(-3)
+        parts: Tensor = t.unflatten(-1, (count, t.shape[-1] // count))
+        return parts.transpose(-3, -2).flatten(-3)
 
     own = [folded(*of) for of in zip(args, in_dims, groups, strict=False)]
     outputs = fn(*own, *args[n:])
