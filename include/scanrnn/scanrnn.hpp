@@ -5,6 +5,7 @@
 #include "scanrnn/cells.hpp"
 #include "scanrnn/error.hpp"
 #include "scanrnn/scan.hpp"
+#include "scanrnn/solve.hpp"
 #include "scanrnn/trace.hpp"
 #include "scanrnn/types.hpp"
 #include "scanrnn/version.hpp"

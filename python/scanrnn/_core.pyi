@@ -131,6 +131,17 @@ class CellOption(TypedDict):
     name: str
     default: float
 
+class NonlinearCellRow(TypedDict):
+    """A cell, as `nonlinear_cell_table` lists it."""
+
+    kind: int
+    name: str
+    inputs: list[CellInput]
+    options: list[CellOption]
+    states: list[str]
+    output_state: int
+    kept_state: int
+
 class CellRow(TypedDict):
     """A cell, as `cell_table` lists it."""
 
@@ -241,6 +252,119 @@ def cell_backward(
         RuntimeError: as in `scan_forward`.
     """
 
+def nonlinear_cell_table() -> list[NonlinearCellRow]:
+    """The nonlinear cells: what `solve_forward` and `solve_backward` take for each.
+
+    Inputs are as in `cell_table`. A cell has one or two states, "h" or "c"; their initial values
+    are "h0" and "c0". The output is the state of number output_state, or none of them (-1);
+    kept_state is the number of the one that forward writes to kept for backward, or -1.
+    """
+
+def solve_forward(
+    kind: int,
+    inputs: Sequence[Descriptor | None],
+    initial: Sequence[Descriptor | None],
+    out: Descriptor,
+    kept: Descriptor | None,
+    final: Sequence[Descriptor | None],
+    report: Descriptor | None,
+    options: Sequence[float] = (),
+    tolerance: float = 0.0,
+    max_passes: int = 8,
+    segment: int = 0,
+    reverse: bool = False,
+    cu_seqlens: Descriptor | None = None,
+    lengths: Descriptor | None = None,
+    reset: Descriptor | None = None,
+    left_padded: bool = False,
+    stream: int = 0,
+    allocate: Allocate | None = None,
+) -> None:
+    """Write a nonlinear cell's outputs to out.
+
+    Args:
+        kind: the cell, as in `nonlinear_cell_table`.
+        inputs: one for each of the cell's inputs, in the table's order: (B, T, D) in one real
+            dtype, vectors (D,) in that dtype or its accumulation dtype. None means zeros (for
+            diagonal_lstm's i, 1 - f), where the input is optional.
+        initial: one for each of the cell's states, (N, D) in the dtype of the inputs or its
+            accumulation dtype; None means zeros.
+        out: (B, T, D) output, dtype of the inputs.
+        kept: (B, T, D) output, dtype of the inputs, the states that `solve_backward` reads beside
+            out, or None; not written where the cell keeps none.
+        final: one for each state, (N, D) output, the last state of each sequence in the
+            accumulation dtype, or None.
+        report: (N, 6) contiguous float64 output, or None. Columns: status (0 converged, 1 fell
+            back, 2 serial), passes, residual, error estimate, the first step (in the order of the
+            pass) that was run serially after all, or -1, and the number of channels with one.
+        options: as in `cell_forward`.
+        tolerance: a segment's start is at rest once it moves by no more than this times
+            max(1, its size); 0: 1e-6, for float64 1e-13.
+        max_passes: runs of the segments before the rest is run serially; 0: serial at once.
+        segment: steps of a segment; 0: chosen from T and D.
+        reverse: as in `scan_forward`.
+        cu_seqlens: as in `scan_forward`.
+        lengths: as in `scan_forward`.
+        reset: as in `scan_forward`.
+        left_padded: as in `scan_forward`.
+        stream: as in `scan_forward`.
+        allocate: as in `scan_forward`.
+
+    Raises:
+        ValueError: the kind, an option, a shape, a device, a stride or an offset is wrong.
+        TypeError: a dtype is wrong.
+        RuntimeError: as in `scan_forward`.
+    """
+
+def solve_backward(
+    kind: int,
+    inputs: Sequence[Descriptor | None],
+    initial: Sequence[Descriptor | None],
+    out: Descriptor | None,
+    kept: Descriptor | None,
+    dy: Descriptor | None,
+    dfinal: Sequence[Descriptor | None],
+    dinputs: Sequence[Descriptor | None],
+    dinitial: Sequence[Descriptor | None],
+    options: Sequence[float] = (),
+    reverse: bool = False,
+    cu_seqlens: Descriptor | None = None,
+    lengths: Descriptor | None = None,
+    reset: Descriptor | None = None,
+    left_padded: bool = False,
+    stream: int = 0,
+    allocate: Allocate | None = None,
+) -> None:
+    """Write the gradients of `solve_forward`, exact at the states that it wrote.
+
+    Args:
+        kind: as in `solve_forward`, likewise inputs and initial.
+        inputs: see kind.
+        initial: see kind.
+        out: what forward wrote, where that is a state, else None.
+        kept: what forward wrote, where the cell keeps a state, else None.
+        dy: (B, T, D) gradient with respect to out, dtype of the inputs; None means zeros.
+        dfinal: one for each state, (N, D) gradient with respect to final, in the dtype of the
+            inputs or its accumulation dtype; None means zeros.
+        dinputs: an output for each input, of its shape, or None: (B, T, D) in the dtype of the
+            inputs; (D,) in that or its accumulation dtype, summed in a fixed order.
+        dinitial: one for each state, (N, D) output in the dtype of the inputs or its accumulation
+            dtype, or None.
+        options: as in `solve_forward`, likewise all that follow.
+        reverse: see options.
+        cu_seqlens: see options.
+        lengths: see options.
+        reset: see options.
+        left_padded: see options.
+        stream: see options.
+        allocate: see options.
+
+    Raises:
+        ValueError: the kind, an option, a shape, a device, a stride or an offset is wrong.
+        TypeError: a dtype is wrong.
+        RuntimeError: as in `scan_forward`.
+    """
+
 def merge_trace(
     a: Descriptor, x: Descriptor, h0: Descriptor | None, h: Descriptor, reverse: bool
 ) -> list[tuple[int, int, float, float]]:
@@ -313,6 +437,9 @@ def ffi_workspace_bytes(
     order: int,
     kind: int = 0,
     options: Sequence[float] = (),
+    tolerance: float = 0.0,
+    max_passes: int = 8,
+    segment: int = 0,
     device: int = -1,
 ) -> int:
     """Bytes of workspace that a call of an FFI target needs.
@@ -321,12 +448,15 @@ def ffi_workspace_bytes(
         name: the target.
         operands: dtype code and shape of each, as XLA passes them.
         results: likewise, without the workspace.
-        reverse: attribute of the call, likewise all that follow up to options.
+        reverse: attribute of the call, likewise all that follow up to segment.
         packed: see reverse.
         left_padded: see reverse.
         order: see reverse.
         kind: see reverse; of cells only.
         options: see reverse; of cells only.
+        tolerance: see reverse; of `solve_forward` only.
+        max_passes: see tolerance.
+        segment: see tolerance.
         device: CUDA ordinal, or -1 for the CPU.
 
     Raises:

@@ -217,6 +217,7 @@ void run(const Call& call, const Target& target, nb::handle allocate,
 
 void bind_scan(nb::module_& m);
 void bind_cells(nb::module_& m);
+void bind_solve(nb::module_& m);
 void bind_runtime(nb::module_& m);
 void bind_debug(nb::module_& m);
 void bind_dlpack(nb::module_& m);

@@ -23,6 +23,7 @@ NB_MODULE(_core, m) {
   python::bind_runtime(m);
   python::bind_scan(m);
   python::bind_cells(m);
+  python::bind_solve(m);
   python::bind_debug(m);
   python::bind_dlpack(m);
   bind_xla_ffi(m);

@@ -32,6 +32,7 @@ namespace nb = nanobind;
 
 #include "scanrnn/cells.hpp"
 #include "scanrnn/scan.hpp"
+#include "scanrnn/solve.hpp"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -39,11 +40,14 @@ namespace {
 namespace ffi = xla::ffi;
 using scanrnn::AnyCellBackward;
 using scanrnn::AnyCellForward;
+using scanrnn::AnySolveBackward;
+using scanrnn::AnySolveForward;
 using scanrnn::Array;
 using scanrnn::CellStorage;
 using scanrnn::CellType;
 using scanrnn::ConstArray;
 using scanrnn::DType;
+using scanrnn::NonlinearCellType;
 using scanrnn::Sequences;
 using scanrnn::Target;
 using scanrnn::Workspace;
@@ -107,7 +111,12 @@ struct Options {
   // Of the cells' targets.
   std::int32_t kind = 0;
   std::vector<double> values = {};
+  // Of the forward target of nonlinear cells.
+  scanrnn::SolveOptions solve = {};
 };
+
+/// The attributes that a target has beside those of all.
+enum class Attributes { none, cell, solve };
 
 /// The call's buffers, taken one after the other, and its options.
 class Call {
@@ -229,7 +238,7 @@ struct Measure {
 
 struct ScanForwardTarget {
   static constexpr const char* name = "scanrnn_scan_forward";
-  static constexpr bool is_cell = false;
+  static constexpr Attributes attributes = Attributes::none;
   template <class Action>
   static void apply(Call& in, const Action& action) {
     scanrnn::ScanForward call;
@@ -245,7 +254,7 @@ struct ScanForwardTarget {
 
 struct ScanBackwardTarget {
   static constexpr const char* name = "scanrnn_scan_backward";
-  static constexpr bool is_cell = false;
+  static constexpr Attributes attributes = Attributes::none;
   template <class Action>
   static void apply(Call& in, const Action& action) {
     scanrnn::ScanBackward call;
@@ -263,14 +272,22 @@ struct ScanBackwardTarget {
   }
 };
 
-/// A cell and its inputs, the first operands of both its targets.
-struct CellOperands {
-  const CellType& type;
-  CellStorage cell;
-  ConstArray<3> in[scanrnn::kMaxInputs];
+const CellType& type_of(const Call& call, const CellType*) {
+  return cell_type(static_cast<scanrnn::CellKind>(call.options.kind));
+}
+const NonlinearCellType& type_of(const Call& call, const NonlinearCellType*) {
+  return nonlinear_cell_type(static_cast<scanrnn::NonlinearCellKind>(call.options.kind));
+}
 
-  explicit CellOperands(Call& call)
-      : type(cell_type(static_cast<scanrnn::CellKind>(call.options.kind))) {
+/// A cell and its inputs, the first operands of both its targets.
+template <class Type, int MaxInputs>
+struct CellOperands {
+  const Type& type;
+  CellStorage cell;
+  ConstArray<3> in[MaxInputs];
+  Array<3> din[MaxInputs];
+
+  explicit CellOperands(Call& call) : type(type_of(call, static_cast<const Type*>(nullptr))) {
     const std::vector<double>& values = call.options.values;
     type.construct(cell);
     set_options(type, cell, values.data(), static_cast<int>(values.size()));
@@ -284,6 +301,13 @@ struct CellOperands {
   }
   bool is_vector(int i) const { return type.has(type.vector_inputs, i); }
 
+  void gradients(Call& call) {
+    for (int i = 0; i < type.inputs; ++i) {
+      din[i] = is_vector(i) ? scanrnn::per_channel(call.optional_result<1>())
+                            : call.optional_steps_result();
+    }
+  }
+
   template <class C>
   void bind(C& call) const {
     call.type = &type;
@@ -291,13 +315,15 @@ struct CellOperands {
     call.in = in;
   }
 };
+using LinearOperands = CellOperands<CellType, scanrnn::kMaxInputs>;
+using NonlinearOperands = CellOperands<NonlinearCellType, scanrnn::kMaxNonlinearInputs>;
 
 struct CellForwardTarget {
   static constexpr const char* name = "scanrnn_cell_forward";
-  static constexpr bool is_cell = true;
+  static constexpr Attributes attributes = Attributes::cell;
   template <class Action>
   static void apply(Call& in, const Action& action) {
-    const CellOperands operands(in);
+    const LinearOperands operands(in);
     AnyCellForward call;
     operands.bind(call);
     call.initial = in.optional<2>();
@@ -311,10 +337,10 @@ struct CellForwardTarget {
 
 struct CellBackwardTarget {
   static constexpr const char* name = "scanrnn_cell_backward";
-  static constexpr bool is_cell = true;
+  static constexpr Attributes attributes = Attributes::cell;
   template <class Action>
   static void apply(Call& in, const Action& action) {
-    const CellOperands operands(in);
+    LinearOperands operands(in);
     AnyCellBackward call;
     operands.bind(call);
     call.initial = in.optional<2>();
@@ -326,14 +352,52 @@ struct CellBackwardTarget {
     call.dout = in.optional_steps();
     call.dfinal = in.optional<2>();
     call.sequences = in.sequences();
-    Array<3> din[scanrnn::kMaxInputs];
-    for (int i = 0; i < operands.type.inputs; ++i) {
-      din[i] = operands.is_vector(i) ? scanrnn::per_channel(in.optional_result<1>())
-                                     : in.optional_steps_result();
-    }
-    call.din = din;
+    operands.gradients(in);
+    call.din = operands.din;
     call.dinitial = in.optional_result<2>();
     action(call, scanrnn::cell_backward_workspace_bytes, scanrnn::cell_backward);
+  }
+};
+
+struct SolveForwardTarget {
+  static constexpr const char* name = "scanrnn_solve_forward";
+  static constexpr Attributes attributes = Attributes::solve;
+  template <class Action>
+  static void apply(Call& in, const Action& action) {
+    const NonlinearOperands operands(in);
+    const int states = operands.type.states;
+    AnySolveForward call;
+    operands.bind(call);
+    for (int s = 0; s < states; ++s) call.initial[s] = in.optional<2>();
+    call.sequences = in.sequences();
+    call.out = in.steps_result();
+    call.kept = in.optional_steps_result();
+    for (int s = 0; s < states; ++s) call.final_state[s] = in.optional_result<2>();
+    call.report = in.optional_result<2>();
+    call.options = in.options.solve;
+    action(call, scanrnn::solve_forward_workspace_bytes, scanrnn::solve_forward);
+  }
+};
+
+struct SolveBackwardTarget {
+  static constexpr const char* name = "scanrnn_solve_backward";
+  static constexpr Attributes attributes = Attributes::cell;
+  template <class Action>
+  static void apply(Call& in, const Action& action) {
+    NonlinearOperands operands(in);
+    const NonlinearCellType& type = operands.type;
+    AnySolveBackward call;
+    operands.bind(call);
+    for (int s = 0; s < type.states; ++s) call.initial[s] = in.optional<2>();
+    call.out = in.optional_steps();
+    call.kept = in.optional_steps();
+    call.dout = in.optional_steps();
+    for (int s = 0; s < type.states; ++s) call.dfinal[s] = in.optional<2>();
+    call.sequences = in.sequences();
+    operands.gradients(in);
+    call.din = operands.din;
+    for (int s = 0; s < type.states; ++s) call.dinitial[s] = in.optional_result<2>();
+    action(call, scanrnn::solve_backward_workspace_bytes, scanrnn::solve_backward);
   }
 };
 
@@ -369,14 +433,19 @@ std::vector<Buffer> buffers_of(const ffi::RemainingRets& results) {
   return buffers;
 }
 
-Options options_of(const ffi::Dictionary& attributes, bool is_cell) {
+Options options_of(const ffi::Dictionary& attributes, Attributes more) {
   Options options{checked(attributes.get<bool>("reverse")), checked(attributes.get<bool>("packed")),
                   checked(attributes.get<bool>("left_padded")),
                   checked(attributes.get<std::int32_t>("order"))};
-  if (is_cell) {
+  if (more != Attributes::none) {
     options.kind = checked(attributes.get<std::int32_t>("kind"));
     const auto values = checked(attributes.get<ffi::Span<const double>>("options"));
     options.values.assign(values.begin(), values.end());
+  }
+  if (more == Attributes::solve) {
+    options.solve = {checked(attributes.get<double>("tolerance")),
+                     checked(attributes.get<std::int32_t>("max_passes")),
+                     checked(attributes.get<std::int64_t>("segment"))};
   }
   return options;
 }
@@ -402,7 +471,7 @@ template <class T>
 ffi::Error on_cpu(ffi::RemainingArgs operands, ffi::RemainingRets results,
                   ffi::Dictionary attributes) {
   return guarded([&] {
-    Call call(buffers_of(operands), buffers_of(results), options_of(attributes, T::is_cell));
+    Call call(buffers_of(operands), buffers_of(results), options_of(attributes, T::attributes));
     T::apply(call, RunOnCpu{});
   });
 }
@@ -418,7 +487,7 @@ ffi::Error on_cuda(void* stream, std::int32_t ordinal, ffi::RemainingArgs operan
     const Buffer last = std::move(buffers.back());
     buffers.pop_back();
     const Workspace workspace{last.data, static_cast<std::size_t>(last.dims[0])};
-    Call call(buffers_of(operands), std::move(buffers), options_of(attributes, T::is_cell));
+    Call call(buffers_of(operands), std::move(buffers), options_of(attributes, T::attributes));
     T::apply(call, RunOnCuda{workspace, {scanrnn::Device::cuda, ordinal, stream}});
   });
 }
@@ -453,6 +522,8 @@ void for_each_target(Visit&& visit) {
   visit(ScanBackwardTarget{});
   visit(CellForwardTarget{});
   visit(CellBackwardTarget{});
+  visit(SolveForwardTarget{});
+  visit(SolveBackwardTarget{});
 }
 
 nb::dict ffi_targets(const std::string& platform) {
@@ -482,11 +553,12 @@ std::vector<Buffer> buffers_of(const std::vector<Shape>& shapes) {
 std::size_t ffi_workspace_bytes(const std::string& name, const std::vector<Shape>& operands,
                                 const std::vector<Shape>& results, bool reverse, bool packed,
                                 bool left_padded, int order, int kind,
-                                const std::vector<double>& options, int device) {
+                                const std::vector<double>& options, double tolerance,
+                                int max_passes, std::int64_t segment, int device) {
   Target target;
   if (device >= 0) target = {scanrnn::Device::cuda, device, nullptr};
   Call call(buffers_of(operands), buffers_of(results),
-            {reverse, packed, left_padded, order, kind, options});
+            {reverse, packed, left_padded, order, kind, options, {tolerance, max_passes, segment}});
   std::size_t bytes = 0;
   bool found = false;
   for_each_target([&](auto candidate) {
@@ -508,7 +580,8 @@ void bind_xla_ffi(nb::module_& m) {
   m.def("ffi_targets", ffi_targets, arg("platform") = "cpu");
   m.def("ffi_workspace_bytes", ffi_workspace_bytes, arg("name"), arg("operands"), arg("results"),
         arg("reverse"), arg("packed"), arg("left_padded"), arg("order"), arg("kind") = 0,
-        arg("options") = std::vector<double>(), arg("device") = -1);
+        arg("options") = std::vector<double>(), arg("tolerance") = 0.0, arg("max_passes") = 8,
+        arg("segment") = 0, arg("device") = -1);
 }
 
 #else

@@ -2,10 +2,8 @@
 // The calls of every cell: checks, and what backends run.
 #include "scanrnn/cells.hpp"
 
-#include <cmath>
-
+#include "common/cell_arguments.hpp"
 #include "common/run.hpp"
-#include "common/validate.hpp"
 
 namespace scanrnn {
 
@@ -33,45 +31,6 @@ const CellType& cell_type(CellKind kind) {
 
 namespace {
 
-std::string number(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
-}
-
-void check_option(const CellDescription& type, const CellOption& option, double value) {
-  if (value >= option.least && value <= option.most &&
-      (!option.is_whole || value == std::floor(value))) {
-    return;
-  }
-  throw InvalidArgument(std::string(type.name) + ": " + option.name + " is " + number(value) +
-                        ", expected a " + (option.is_whole ? "whole " : "") + "number from " +
-                        number(option.least) + " to " + number(option.most));
-}
-
-void check_options(const CellDescription& type, const void* cell) {
-  for (int i = 0; i < type.options; ++i) {
-    const CellOption option = type.option(cell, i);
-    check_option(type, option, option.value);
-  }
-}
-
-}  // namespace
-
-void set_options(const CellDescription& type, CellStorage& cell, const double* values, int count) {
-  if (count > type.options) {
-    throw InvalidArgument(std::string(type.name) + ": options has " + std::to_string(count) +
-                          " numbers, expected at most " + std::to_string(type.options));
-  }
-  for (int i = 0; i < count; ++i) {
-    check_option(type, type.option(cell.bytes, i), values[i]);
-    type.set_option(cell.bytes, i, values[i]);
-  }
-}
-
-namespace {
-
 /// A problem with a cell of its own, which knows what inputs it has.
 struct CellProblem {
   CellStorage cell;
@@ -79,50 +38,15 @@ struct CellProblem {
   Problem problem;
 };
 
-std::string gradient_of(const char* name) { return std::string("d") + name; }
-
-bool is_row(const std::int64_t (&shape)[3]) { return shape[0] == 1 && shape[1] == 1; }
-
-/// An array of a vector input or of its gradient, (1,1,D).
-void check_vector(const Checker& check, const char* name, const ConstArray<3>& array) {
-  if (!array) return;
-  if (is_row(array.shape)) {
-    check.vector(name, {array.data, array.dtype, {array.shape[2]}, {array.stride[2]}}, true);
-  } else {
-    check.vector_shape(name, array.shape);
-  }
-}
-
 template <class Call>
 void make_inputs(const Checker& check, const Call& call, CellProblem& p) {
   const CellType& type = *call.type;
-  const std::int64_t elements = check.batch * check.time * check.channels;
-  unsigned given = 0;
-  for (int i = 0; i < type.inputs; ++i) {
-    const ConstArray<3>& array = call.in[i];
-    const bool is_vector = type.has(type.vector_inputs, i);
-    if (array) given |= 1u << i;
-    if (!type.has(type.optional_inputs, i)) {
-      check.required(type.names[i], array.data, is_vector ? check.channels : elements);
-    }
-    if (is_vector) {
-      check_vector(check, type.names[i], array);
-    } else {
-      check.full(type.names[i], array);
-    }
-  }
-  check.state((std::string(type.state) + "0").c_str(), call.initial);
-  check_options(type, call.cell);
-
   p.problem = check.problem(call.sequences);
   p.problem.call = p.call.c_str();
-  type.copy(call.cell, given, p.cell);
+  take_inputs(check, type, call.cell, call.in, p.cell, p.problem.in);
+  check.state((std::string(type.state) + "0").c_str(), call.initial);
+  check_options(type, call.cell);
   p.problem.set_cell(type, p.cell.bytes);
-  for (int i = 0; i < type.inputs; ++i) {
-    ConstArray<3> array = call.in[i];
-    if (!array) array = {absent_input(), check.dtype, {1, 1, 1}, {}};
-    p.problem.in[i] = broadcast(array, call.in[0].shape);
-  }
   p.problem.initial = call.initial;
 }
 
@@ -178,17 +102,7 @@ void make_problem(const AnyCellBackward& call, Device device, CellProblem& p) {
   check_checkpoints(check, type, call.checkpoints);
   check.full("dout", call.dout);
   check.state("dfinal", call.dfinal);
-  for (int i = 0; i < type.inputs; ++i) {
-    const std::string name = gradient_of(type.names[i]);
-    if (type.has(type.vector_inputs, i)) {
-      check_vector(check, name.c_str(), call.din[i]);
-      check.distinct(name.c_str(), call.din[i].shape + 2, call.din[i].stride + 2, 1);
-    } else {
-      check.full(name.c_str(), call.din[i]);
-      check.distinct(name.c_str(), call.din[i]);
-    }
-    p.problem.din[i] = call.din[i];
-  }
+  take_gradients(check, type, call.din, p.problem.din);
   const std::string dinitial = gradient_of(type.state) + "0";
   check.state(dinitial.c_str(), call.dinitial);
   check.distinct(dinitial.c_str(), call.dinitial);

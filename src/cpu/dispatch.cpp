@@ -7,6 +7,7 @@
 
 #include "common/backend.hpp"
 #include "cpu/executor.hpp"
+#include "cpu/solve.hpp"
 #include "scanrnn/error.hpp"
 
 namespace scanrnn {
@@ -120,6 +121,24 @@ std::size_t workspace_bytes(const Problem& problem) {
 
 void execute(const Problem& problem, Workspace workspace) {
   const InstructionSet& set = instruction_set_of(problem);
+  execute(problem, kernels_of(problem, set), set, workspace);
+}
+
+namespace {
+
+const SolveKernels& kernels_of(const SolveProblem& problem, const InstructionSet& set) {
+  const int type = static_cast<int>(problem.accumulation) - static_cast<int>(DType::f32);
+  return set.solve[static_cast<int>(problem.type->kind)][type];
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const SolveProblem& problem) {
+  return workspace_bytes(problem, kernels_of(problem, instruction_set()));
+}
+
+void execute(const SolveProblem& problem, Workspace workspace) {
+  const InstructionSet& set = instruction_set();
   execute(problem, kernels_of(problem, set), set, workspace);
 }
 

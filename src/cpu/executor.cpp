@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/spans.hpp"
 #include "cpu/threads.hpp"
 #include "cpu/tree.hpp"
 #include "scanrnn/error.hpp"
@@ -30,8 +31,6 @@
 
 namespace scanrnn::cpu {
 namespace {
-
-using Index = std::int64_t;
 
 // Tuning. Measured on two cores of an EPYC 9004 (1 MiB second-level cache each), float32, medians.
 //
@@ -54,36 +53,7 @@ constexpr Index kStreamBytes = 4 << 20;     // outputs from this size on are wri
 
 constexpr std::size_t kRowVectors = 5, kMapVectors = 5;  // of a worker, beside its sums
 
-constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
-constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 127) / 128 * 128; }
-
 bool is_complex(DType dtype) { return dtype == DType::c64 || dtype == DType::c128; }
-
-Index read_index(const ConstArray<1>& array, Index i) {
-  const char* p = static_cast<const char*>(array.data);
-  const Index at = i * array.stride[0];
-  if (array.dtype == DType::i32) {
-    return *reinterpret_cast<const std::int32_t*>(p + at * 4);
-  }
-  return *reinterpret_cast<const std::int64_t*>(p + at * 8);
-}
-
-// Steps [begin, end) of row `row` are sequence n; [0, begin) and [end, time) of that row, where
-// they belong to no other sequence, are padding.
-struct Span {
-  Index row, begin, end;
-  Index length() const { return end - begin; }
-};
-
-Span span_of(const Problem& p, Index n) {
-  if (p.layout.cu_seqlens) {
-    return {0, read_index(p.layout.cu_seqlens, n), read_index(p.layout.cu_seqlens, n + 1)};
-  }
-  if (!p.layout.lengths) return {n, 0, p.time};
-  const Index length = read_index(p.layout.lengths, n);
-  return p.layout.left_padded ? Span{n, p.time - length, p.time} : Span{n, 0, length};
-}
 
 // The arrays of a pass: a cell's inputs, their gradients, and the rest. kStates is no array of the
 // caller's but the recomputed states of a leaf.

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "scanrnn/core/cells/list.hpp"
+#include "scanrnn/core/cells/nonlinear_list.hpp"
 #include "scanrnn/types.hpp"
 
 namespace scanrnn::cpu {
@@ -120,6 +121,35 @@ struct MapKernels {
   void (*narrow)(int lanes, std::ptrdiff_t plane, const void* vector, void* row);
 };
 
+/// Some steps of a nonlinear cell, of `lanes` lanes (a multiple of the kernel's vector width) that
+/// are channels of any segments of any sequences. A row holds one step of all lanes.
+struct SolveArgs {
+  const void* cell = nullptr;
+  int steps = 0;
+  int lanes = 0;
+  ConstRows in[kMaxNonlinearInputs];
+  ConstRows reset;           ///< not 0: what comes into the step is dropped; without data: nowhere
+  std::ptrdiff_t plane = 0;  ///< scalars between the rows of `state` and of `map`
+  void* state = nullptr;     ///< [states][lanes] forward: states; back: adjoints; updated
+  void* map = nullptr;  ///< [states * states][lanes] derivative of `state` by its start; updated
+  // Forward. Without data: not wanted.
+  Rows out, kept;
+  // Back.
+  ConstRows before[kMaxStates];  ///< row t: states before step t, by state
+  ConstRows after[kMaxStates];
+  ConstRows dy;
+  Rows din[kMaxNonlinearInputs];        ///< without data: not wanted
+  void* sum[kMaxNonlinearInputs] = {};  ///< [lanes] added to: din of vector inputs; or null
+};
+
+struct SolveKernels {
+  int vector_lanes;
+  void (*run)(const SolveArgs&);          ///< state, out, kept
+  void (*run_tangent)(const SolveArgs&);  ///< and map
+  void (*map_back)(const SolveArgs&);     ///< state and map, from an adjoint of 0
+  void (*run_back)(const SolveArgs&);     ///< state, din, sum
+};
+
 /// Between `steps` x `lanes` elements of a caller's array (strides in elements) and rows.
 struct TransferArgs {
   std::ptrdiff_t steps;
@@ -149,8 +179,9 @@ struct InstructionSet {
   /// Indexed by CellKind, then by accumulation type: f32, f64, c64, c128 (DType minus f32).
   CellKernels cell[kCells][4];
   MapKernels map[4];
-  Transfer load[kFloatDTypes];   ///< caller's array of that dtype -> rows
-  Transfer store[kFloatDTypes];  ///< rows -> caller's array
+  SolveKernels solve[kNonlinearCells][2];  ///< by NonlinearCellKind, then f32, f64
+  Transfer load[kFloatDTypes];             ///< caller's array of that dtype -> rows
+  Transfer store[kFloatDTypes];            ///< rows -> caller's array
 };
 
 }  // namespace scanrnn::cpu

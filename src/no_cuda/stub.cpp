@@ -19,4 +19,12 @@ std::size_t workspace_bytes(const Problem&, const Target&) {
 
 void execute(const Problem&, Workspace, const Target&) { throw DeviceError(unavailable_reason()); }
 
+std::size_t workspace_bytes(const SolveProblem&, const Target&) {
+  throw DeviceError(unavailable_reason());
+}
+
+void execute(const SolveProblem&, Workspace, const Target&) {
+  throw DeviceError(unavailable_reason());
+}
+
 }  // namespace scanrnn::cuda

@@ -10,6 +10,7 @@ namespace scanrnn {
 struct NonlinearCellType : CellDescription {
   int states;
   const char* const* state_names;
+  const double* bounds;          ///< of each state, or 0
   int output_state, kept_state;  ///< or -1
   NonlinearCellKind kind;
 };
@@ -22,6 +23,7 @@ NonlinearCellType describe(NonlinearCellKind kind) {
   return {Describe<Cell>::description(),
           Cell::states,
           Cell::state_names,
+          Cell::bounds,
           Cell::output_state,
           Cell::kept_state,
           kind};

@@ -7,6 +7,7 @@
 namespace scanrnn::cpu::SCANRNN_ISA {
 
 void add_scan(InstructionSet& set);
+void add_solve(InstructionSet& set);
 void add_transfers(InstructionSet& set);
 
 /// The kernels of a real cell, in a file of its own.

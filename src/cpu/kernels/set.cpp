@@ -17,6 +17,7 @@ const InstructionSet& instruction_set() {
 #define SCANRNN_ADD(name, Cell) add_##name(s);
     SCANRNN_CELLS(SCANRNN_ADD)
 #undef SCANRNN_ADD
+    add_solve(s);
     add_transfers(s);
     return s;
   }();
