@@ -82,8 +82,8 @@ ACTIVATIONS = {"identity": lambda c: c, "tanh": torch.tanh, "relu": torch.relu}
 
 
 def sru_loop(
-    u, f, r, skip=None, bias_f=None, bias_r=None, c0=None, *, activation="identity", reset=None,
-    **options,
+    u, f, r, skip=None, bias_f=None, bias_r=None, c0=None, *, v_f=0, v_r=0, activation="identity",
+    reset=None, **options,
 ):  # fmt: skip
     """The SRU's equations, one step after the other: (h, final)."""
     B, T, D = u.shape
@@ -92,9 +92,9 @@ def sru_loop(
     for n, (b, steps) in enumerate(runs(B, T, **options)):
         c = zero if c0 is None else c0[n]
         for t in steps:
-            forget = torch.sigmoid(f[b, t] + (zero if bias_f is None else bias_f))
-            show = torch.sigmoid(r[b, t] + (zero if bias_r is None else bias_r))
             before = zero if reset is not None and reset[b][t] else c
+            forget = torch.sigmoid(f[b, t] + v_f * before + (zero if bias_f is None else bias_f))
+            show = torch.sigmoid(r[b, t] + v_r * before + (zero if bias_r is None else bias_r))
             c = forget * before + (1 - forget) * u[b, t]
             through = zero if skip is None else skip[b, t]
             h[b, t] = show * ACTIVATIONS[activation](c) + (1 - show) * through
@@ -124,9 +124,12 @@ def module_loop(module, x, hx=None, *, masks=None, **options):
             biases = (None, None)
             if module.bias:
                 biases = getattr(module, f"bias_ih_l{layer}").view(directions, 2, D)[d]
+            v_f, v_r = 0, 0
+            if module.recurrent:
+                v_f, v_r = getattr(module, f"weight_c_l{layer}").view(directions, 2, D)[d]
             h, final = sru_loop(
                 u, f, r, skip, *biases,
-                None if hx is None else hx[layer * directions + d],
+                None if hx is None else hx[layer * directions + d], v_f=v_f, v_r=v_r,
                 activation=module.activation, reverse=d == 1, **options,
             )  # fmt: skip
             outputs.append(h)
