@@ -10,6 +10,7 @@ import random
 
 import numpy as np
 import pytest
+import scanrnn
 import scanrnn.torch as srt
 import torch
 from scanrnn.torch import SolveReport, _solve
@@ -174,6 +175,24 @@ def test_one_sequence_without_a_batch_axis(device, name, shape):
     torch.testing.assert_close(y.cpu(), loop.reshape(shape), **TOLERANCE)
     for got, want in zip(finals, last, strict=True):
         torch.testing.assert_close(got.cpu(), want.reshape(shape[1:]), **TOLERANCE)
+
+
+@by_cell
+def test_cells_of_the_package_come_here(name):
+    cell = CELLS[name]
+    args = [t.detach() for t in cell.inputs({})]
+    options = {"return_final": True, "return_report": True, "segment": 2, "reverse": True}
+    arguments = dict(zip(cell.names, args, strict=True)) | cell.absent
+    fn = cell.function.__name__
+    y, final, report = getattr(scanrnn.cells, fn)(**arguments, **options)
+    want, last, its = cell.call(*args, **options)
+    torch.testing.assert_close((y, final, report.rows), (want, last, its.rows), **SAME)
+    first = [t[:, 0] for t in args[: len(cell.full)]] + args[len(cell.full) :]
+    names = [n.removesuffix("0") for n in cell.names]
+    arguments = dict(zip(names, first, strict=True)) | cell.absent
+    y, state = getattr(scanrnn.cells, f"{fn}_step")(**arguments)
+    theirs = (y, *state) if isinstance(state, tuple) else (y, state)
+    torch.testing.assert_close(theirs, cell.one_step(*first), **SAME)
 
 
 @by_cell

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from scanrnn._array.layout import PaddingSide
+from scanrnn._nonlinear import SolveOptions
 from scanrnn.cells import Activation, SequenceOptions, SruActivation
 
 from . import _cells
@@ -48,7 +49,7 @@ from ._arguments import (
     without_padding,
 )
 from ._ops import OptTensor, check_devices, check_dtype, check_shape
-from .diagonal import SolveOptions, SolveReport, solve_cell
+from .diagonal import SolveReport, solve_cell
 from .functional import scan
 
 __all__ = [

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 from scanrnn._array.layout import PaddingSide
+from scanrnn._nonlinear import SolveOptions
 from scanrnn._solve_report import SolveReport
-from scanrnn.cells import SequenceOptions, SruActivation
+from scanrnn.cells import SruActivation
 
 from . import _solve
 from ._arguments import Call, activation_code, one_step, require_tensor
@@ -46,14 +47,6 @@ __all__ = [
     "indrnn",
     "indrnn_step",
 ]
-
-
-class SolveOptions(SequenceOptions, total=False):
-    """Where the sequences are, as in `scanrnn.scan`, and how they are solved."""
-
-    tolerance: float | None
-    max_passes: int
-    segment: int | None
 
 
 def solver_numbers(
@@ -535,17 +528,17 @@ def diagonal_lstm_step(
     u_f: Tensor,
     u_g: Tensor,
     u_o: Tensor,
+    h: Tensor | None = None,
+    c: Tensor | None = None,
     *,
     w_i: Tensor | None = None,
     w_f: Tensor | None = None,
     w_o: Tensor | None = None,
-    h: Tensor | None = None,
-    c: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """One step of `diagonal_lstm`, for decoding: what a sequence of one step gives.
 
     Args:
-        i: (..., D), as in `diagonal_lstm` without the time axis, and likewise all up to w_o.
+        i: (..., D), as in `diagonal_lstm` without the time axis, and likewise all up to u_o.
         f: see i.
         g: see i.
         o: see i.
@@ -553,11 +546,11 @@ def diagonal_lstm_step(
         u_f: see i.
         u_g: see i.
         u_o: see i.
-        w_i: see i.
-        w_f: see i.
-        w_o: see i.
         h: the output of the step before, (..., D); None means zeros.
         c: the state of the memory, likewise.
+        w_i: as in `diagonal_lstm`, likewise w_f and w_o.
+        w_f: see w_i.
+        w_o: see w_i.
 
     Returns:
         The output in the inputs' shape and dtype, and (h, c) after the step in the accumulation
