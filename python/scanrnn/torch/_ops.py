@@ -188,6 +188,15 @@ def describe_row(t: OptTensor, i: int, rows: int | None = None) -> Descriptor:
     return start, _CODES[t.dtype], shape, strides[1:], t.get_device()
 
 
+def describe_vector(t: OptTensor, i: int, j: int) -> Descriptor:
+    """Describe t[i, j]."""
+    if t is None:
+        return None
+    strides = t.stride()
+    start = t.data_ptr() + (i * strides[0] + j * strides[1]) * t.element_size()
+    return start, _CODES[t.dtype], t.shape[2:], strides[2:], t.get_device()
+
+
 def stream_of(t: Tensor) -> int:
     """The stream that PyTorch runs work on t on now; 0 on the CPU."""
     if not t.is_cuda:

@@ -42,7 +42,6 @@ from ._ops import (
     ACCUMULATION,
     REAL,
     SEQUENCES,
-    Descriptor,
     OptTensor,
     Tensors,
     allocate,
@@ -55,6 +54,7 @@ from ._ops import (
     describe,
     describe_block,
     describe_row,
+    describe_vector,
     entry_steps,
     in_forward_mode,
     last_state,
@@ -227,50 +227,53 @@ class _Call:
     def check(self) -> int:
         """Check all tensors and return N."""
         cell, u, D, d = self.cell, self.u, self.D, self.directions
-        fn, names = cell.name, cell.inputs
+        fn, names, dtype = cell.name, cell.inputs, u.dtype
         check_dtype(fn, names[0], u, REAL)
         if u.ndim != 3:
             raise ValueError(f"{fn}: {names[0]} has shape {tuple(u.shape)}, expected (B, T, D)")
         B, T, _ = u.shape
         check_shape(fn, names[0], u, (B, T, d * self.blocks * D))
         for j in range(1, SLOTS):
-            t = self.tensors[j]
-            name = names[j] if j < cell.full else f"in{j}"
-            if t is None and self.blocks <= j < cell.full and cell.required[j]:
-                raise TypeError(f"{fn}: {name} is None, expected a torch.Tensor")
-            if t is not None and (j < self.blocks or j >= cell.full):
-                raise ValueError(f"{fn}: {name} was given, expected None")
-            check_dtype(fn, name, t, (u.dtype,))
-            check_shape(fn, name, t, (B, T, d * D))
+            t, own = self.tensors[j], self.blocks <= j < cell.full
+            if t is None:
+                if own and cell.required[j]:
+                    raise TypeError(f"{fn}: {names[j]} is None, expected a torch.Tensor")
+            elif not own:
+                raise ValueError(f"{fn}: in{j} was given, expected None")
+            else:
+                check_dtype(fn, names[j], t, (dtype,))
+                check_shape(fn, names[j], t, (B, T, d * D))
         N = check_sequences(fn, u, self.cu_seqlens, self.lengths, self.reset)
+        dtypes = (dtype, ACCUMULATION[dtype])
+        weights, more, *states = self.tensors[SLOTS:]
         rows = 0
-        dtypes = (u.dtype, ACCUMULATION[u.dtype])
-        for name, t in zip(("weights", "more"), self.tensors[SLOTS:], strict=False):
+        for name, t in (("weights", weights), ("more", more)):
             if t is not None:
                 check_dtype(fn, name, t, dtypes)
                 check_shape(fn, name, t, (d, *t.shape[1:2], D))
                 rows += t.shape[1]
-        if len(self.given) != len(names) - cell.full or rows != sum(self.given):
+        vectors = names[cell.full :]
+        if len(self.given) != len(vectors) or rows != sum(self.given):
             raise ValueError(
                 f"{fn}: weights and more have {rows} vectors, and given is {[*self.given]}; "
-                f"expected one flag for each of {names[cell.full :]}"
+                f"expected one flag for each of {vectors}"
             )
-        for name, need, there in zip(
-            names[cell.full :], cell.required[cell.full :], self.given, strict=True
-        ):
+        for name, need, there in zip(vectors, cell.required[cell.full :], self.given, strict=True):
             if need and not there:
                 raise TypeError(f"{fn}: {name} is None, expected a torch.Tensor")
         initial = [f"{state}0" for state in cell.states]
-        states = self.tensors[SLOTS + 2 :]
         for name, t in zip(initial, states, strict=False):
             check_dtype(fn, name, t, dtypes)
             check_shape(fn, name, t, (d, N, D))
         if any(t is not None for t in states[len(initial) :]):
             raise ValueError(f"{fn}: there are more than {len(initial)} initial states")
-        index = {"cu_seqlens": self.cu_seqlens, "lengths": self.lengths, "reset": self.reset}
-        slots = [names[j] if j < cell.full else f"in{j}" for j in range(SLOTS)]
-        named = dict(zip((*slots, "weights", "more", *initial), self.tensors, strict=False))
-        check_devices(fn, **named, **index)
+        device = u.device
+        for t in (*self.tensors, self.cu_seqlens, self.lengths, self.reset):
+            if t is not None and t.device != device:
+                slots = (*names[: cell.full], *(f"in{j}" for j in range(cell.full, SLOTS)))
+                named = zip((*slots, "weights", "more", *initial), self.tensors, strict=False)
+                index = ("cu_seqlens", self.cu_seqlens), ("lengths", self.lengths)
+                check_devices(fn, **dict((*named, *index, ("reset", self.reset))))
         return N
 
     def places(self, d: int) -> tuple[list[tuple[int, int]], list[tuple[int, int] | None]]:
@@ -307,21 +310,11 @@ def _outputs(call: _Call, N: int, keep: bool) -> Tensors:
     return y, kept, last, last2, report
 
 
-def _vector(t: OptTensor, d: int, row: int) -> Descriptor:
-    """Describe t[d, row]."""
-    if t is None:
-        return None
-    first, second, last = t.stride()
-    _, code, _, _, device = describe(t)
-    start = t.data_ptr() + (d * first + row * second) * t.element_size()
-    return start, code, t.shape[2:], (last,), device
-
-
 def _describe(call: _Call, d: int, tensors: Sequence[OptTensor]) -> tuple[list[Any], list[Any]]:
     """Describe a direction's inputs and initial states, or the gradients of both."""
     full, vectors = call.places(d)
     inputs = [describe_block(tensors[slot], i, call.D) for slot, i in full]
-    inputs += [None if at is None else _vector(tensors[at[0]], d, at[1]) for at in vectors]
+    inputs += [None if at is None else describe_vector(tensors[at[0]], d, at[1]) for at in vectors]
     states = tensors[SLOTS + 2 : SLOTS + 2 + len(call.cell.states)]
     return inputs, [describe_row(t, d) for t in states]
 
