@@ -56,12 +56,25 @@ KINDS = {
     "LRU": (srt.LRU, {"num_layers": 2, "state_size": 5}),
     "LRU, both ways": (srt.LRU, {"bidirectional": True, "bias": True, "batch_first": True}),
     "S5": (srt.S5, {"state_size": 3, "num_layers": 2}),
+    "DiagonalGRU": (srt.DiagonalGRU, {"num_layers": 2, "segment": 2}),
+    "DiagonalGRU, both ways": (
+        srt.DiagonalGRU,
+        {"bidirectional": True, "batch_first": True, "bias": False, "proj_size": 3},
+    ),
+    "DiagonalLSTM": (srt.DiagonalLSTM, {"num_layers": 2}),
+    "DiagonalLSTM, both ways": (
+        srt.DiagonalLSTM,
+        {"bidirectional": True, "batch_first": True, "peephole": True, "segment": 2},
+    ),
+    "DiagonalLSTM, coupled": (srt.DiagonalLSTM, {"coupled": True, "peephole": True}),
+    "IndRNN": (srt.IndRNN, {"num_layers": 2, "nonlinearity": "tanh", "segment": 3}),
+    "IndRNN, both ways": (srt.IndRNN, {"bidirectional": True, "bias": False}),
 }
 by_kind = pytest.mark.parametrize("kind", KINDS)
 CAUSAL = [kind for kind, (_, keywords) in KINDS.items() if "bidirectional" not in keywords]
 by_causal_kind = pytest.mark.parametrize("kind", CAUSAL)
 CLASSES = [srt.GILR, srt.MinGRU, srt.MinLSTM, srt.QRNN, srt.RGLRU, srt.HGRN, srt.GILRLSTM,
-           srt.LRU, srt.S5]  # fmt: skip
+           srt.LRU, srt.S5, srt.DiagonalGRU, srt.DiagonalLSTM, srt.IndRNN]  # fmt: skip
 by_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 
 
@@ -226,6 +239,12 @@ STATE_DICTS = {
         "weight_ih_l0", "weight_hh_l0", "weight_gilr_l0",
         "weight_ih_l1", "weight_hh_l1", "weight_gilr_l1",
     ],
+    "DiagonalGRU": [
+        "weight_ih_l0", "bias_ih_l0", "weight_hh_l0", "bias_hh_l0",
+        "weight_ih_l1", "bias_ih_l1", "weight_hh_l1", "bias_hh_l1",
+    ],
+    "DiagonalLSTM, coupled": ["weight_ih_l0", "bias_ih_l0", "weight_hh_l0", "weight_ch_l0"],
+    "IndRNN, both ways": ["weight_ih_l0", "weight_hh_l0"],
     "LRU, both ways": [
         "nu_l0", "theta_l0", "gamma_log_l0", "weight_b_l0", "weight_c_l0", "weight_d_l0", "bias_l0",
     ],
@@ -249,6 +268,15 @@ def test_initialisation():
         before = module.weight_ih_l1.clone()
         module.reset_parameters()
         assert not torch.equal(before, module.weight_ih_l1)
+    for cls in (srt.DiagonalGRU, srt.DiagonalLSTM):
+        for p in cls(300, 400, bidirectional=True).parameters():
+            assert 0.045 < p.abs().max() <= 0.05  # 1 / sqrt(400)
+            assert p.mean().abs() < 0.01
+    indrnn = srt.IndRNN(300, 4096)
+    assert not indrnn.bias_ih_l0.any()
+    assert 0 <= indrnn.weight_hh_l0.min() < 0.01
+    assert 0.99 < indrnn.weight_hh_l0.max() <= 1
+    assert 0.099 < indrnn.weight_ih_l0.abs().max() <= 0.1
     decay = torch.exp(-8 * nn.functional.softplus(srt.RGLRU(64, 4096).lambda_l0))
     assert 0.9 <= decay.min() < 0.901
     assert 0.998 < decay.max() <= 0.9991
@@ -274,8 +302,19 @@ def test_small_steps_of_s5_keep_their_digits():
     torch.testing.assert_close(h, want.to(h.dtype), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["MinGRU", "MinLSTM, both ways", "QRNN fo", "QRNN ifo"])
-def test_products_are_not_copied(kind):
+@pytest.mark.parametrize(
+    ("kind", "operator"),
+    [
+        ("MinGRU", "cell"),
+        ("MinLSTM, both ways", "cell"),
+        ("QRNN fo", "cell"),
+        ("QRNN ifo", "cell"),
+        ("DiagonalLSTM, coupled", "solve"),
+        ("DiagonalLSTM, both ways", "solve"),
+        ("IndRNN, both ways", "solve"),
+    ],
+)
+def test_products_are_not_copied(kind, operator):
     class Log(torch.utils._python_dispatch.TorchDispatchMode):
         def __init__(self):
             super().__init__()
@@ -290,11 +329,11 @@ def test_products_are_not_copied(kind):
     x = leaf(6, 5, 4)
     with Log() as log:
         y, _ = module(x)
-    assert set(log.names) - views <= {"mm", "addmm", "cell"}, log.names
+    assert set(log.names) - views <= {"mm", "addmm", operator}, log.names
     weight = torch.ones_like(y)
     with Log() as log:
         y.backward(weight)
-    assert set(log.names) - views <= {"mm", "cell_backward", "sum"}, log.names
+    assert set(log.names) - views <= {"mm", f"{operator}_backward", "sum"}, log.names
 
 
 @pytest.mark.parametrize("kind", ["MinGRU", "QRNN fo", "RGLRU", "HGRN"])
@@ -319,7 +358,16 @@ def test_parametrised_weights(kind):
 
 @pytest.mark.parametrize(
     "kind",
-    ["MinGRU, both ways", "QRNN of 2 steps", "RGLRU", "HGRN, gated both ways", "GILRLSTM", "LRU"],
+    [
+        "MinGRU, both ways",
+        "QRNN of 2 steps",
+        "RGLRU",
+        "HGRN, gated both ways",
+        "GILRLSTM",
+        "LRU",
+        "DiagonalGRU",
+        "DiagonalLSTM, both ways",
+    ],
 )
 def test_w06_one_graph_for_all_lengths(kind):
     module = layer(kind)
@@ -625,6 +673,7 @@ def test_s08_wrong_constructions():
         (srt.LRU, {"max_phase": 7.0}, "max_phase is 7.0"),
         (srt.LRU, {"state_size": 0}, "state_size is 0, expected at least 1"),
         (srt.S5, {"dt_min": 0.0}, "dt_min and dt_max are 0.0"),
+        (srt.IndRNN, {"nonlinearity": "gelu"}, "activation is 'gelu', expected one of"),
     ]:
         with pytest.raises(ValueError, match=f"{cls.__name__}: {message}"):
             cls(4, 6, **keywords)
@@ -739,6 +788,75 @@ def test_m06_same_bits_every_time_and_in_every_batch(cls, threads):
         threads(n)
         again = [t for t in everything() if t is not None]
         torch.testing.assert_close(again, first, **SAME)
+
+
+# ---- Reports of nonlinear layers -----------------------------------------------------------------
+
+SOLVED = {
+    "DiagonalGRU": srt.DiagonalGRU(4, 6, 2, bidirectional=True, segment=8),
+    "DiagonalLSTM": srt.DiagonalLSTM(4, 6, 2, bidirectional=True, segment=8),
+    "IndRNN": srt.IndRNN(4, 6, 2, bidirectional=True, segment=8),
+    "SRU": srt.SRU(4, 6, 2, bidirectional=True, segment=8, recurrent=True),
+}
+by_solved = pytest.mark.parametrize("name", SOLVED)
+
+
+@by_solved
+def test_reports_are_those_of_each_layer_and_direction(name):
+    module = copy.deepcopy(SOLVED[name])
+    assert module.last_report == ()
+    module(torch.randn(64, 3, 4))
+    assert len(module.last_report) == 4
+    for report in module.last_report:
+        assert isinstance(report, srt.SolveReport)
+        assert (report.status == "converged").all()
+        assert (report.passes >= 1).all()
+        assert len(report) == 3
+    copy.deepcopy(module)
+    module.max_passes = 0
+    module(torch.randn(64, 2, 4))
+    assert [r.status.tolist() for r in module.last_report] == [["serial"] * 2] * 4
+    assert "segment=8" in repr(module)
+    assert module.state_dict().keys() == SOLVED[name].state_dict().keys()
+
+
+@by_solved
+def test_reports_are_in_the_order_of_the_sequences(name):
+    """Those of unsorted packed sequences, of which the short ones have one segment."""
+    module = copy.deepcopy(SOLVED[name])
+    x = [torch.randn(n, 4) for n in (3, 40, 5, 60)]
+    module(pack_sequence(x, enforce_sorted=False))
+    for report in module.last_report:
+        assert (report.status == "converged").tolist() == [False, True, False, True]
+
+
+@by_solved
+def test_reports_where_there_can_be_none_or_tensors_are_traced(name):
+    module = copy.deepcopy(SOLVED[name])
+    x = torch.randn(20, 3, 4)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    compiled(x)
+    assert [len(r) for r in module.last_report] == [3] * 4
+    own = dict(module.named_parameters())
+
+    def loss(parameters, x):
+        return functional_call(module, parameters, (x,))[0].sum()
+
+    torch.vmap(torch.func.grad(loss), (None, 0))(own, torch.stack([x, x]))
+    assert module.last_report == ()
+    exported = torch.export.export(copy.deepcopy(module), (x,)).module()
+    torch.testing.assert_close(exported(x), module(x))
+
+
+@pytest.mark.parametrize("cls", [srt.DiagonalGRU, srt.DiagonalLSTM, srt.IndRNN, srt.SRU])
+def test_s08_wrong_solver_arguments(cls):
+    for keywords, message in [
+        ({"tolerance": -1.0}, "tolerance is -1.0, expected a positive number"),
+        ({"max_passes": -1}, "max_passes is -1, expected at least 0"),
+        ({"segment": 0}, "segment is 0, expected at least 1"),
+    ]:
+        with pytest.raises(ValueError, match=f"{cls.__name__}: {message}"):
+            cls(4, 6, **keywords)
 
 
 # ---- Other packages' weights: their published equations on their layout --------------------------

@@ -39,6 +39,9 @@ KINDS = {
     "batch first": {"batch_first": True, "num_layers": 2, "highway_scale": 3**0.5},
     "no highway": {"highway": "none", "bidirectional": True},
     "always projected": {"highway": "projection", "num_layers": 2, "activation": "relu"},
+    "recurrent": {"recurrent": True, "num_layers": 2, "activation": "tanh", "segment": 3},
+    "recurrent both ways": {"recurrent": True, "bidirectional": True, "bias": False},
+    "recurrent, no highway": {"recurrent": True, "batch_first": True, "highway": "none"},
 }
 by_kind = pytest.mark.parametrize("kind", KINDS)
 by_causal_kind = pytest.mark.parametrize(
@@ -249,7 +252,7 @@ def test_g08_wgan_gradient_penalty():
     assert_gradients_match(ours, loop)
 
 
-@pytest.mark.parametrize("kind", ["projection", "bidirectional", "no highway"])
+@pytest.mark.parametrize("kind", ["projection", "bidirectional", "no highway", "recurrent"])
 def test_g09_transforms_equal_a_loop_over_samples(kind):
     close = {"rtol": 1e-10, "atol": 1e-12}
     module = layer(kind)
@@ -365,17 +368,19 @@ def test_state_dict_is_stable(kind):
         rows, columns = module.state_dict()[f"weight_ih_l{i}"].shape
         assert rows == 3 * directions * (4 if module.projects_highway(features) else 3)
         assert columns == features
-    names = ["weight", "bias"] if module.bias else ["weight"]
+    names = ["weight_ih"] + ["bias_ih"] * module.bias + ["weight_c"] * module.recurrent
     assert [*module.state_dict()] == [
-        f"{name}_ih_l{i}" for i in range(module.num_layers) for name in names
+        f"{name}_l{i}" for i in range(module.num_layers) for name in names
     ]
 
 
 def test_initialisation():
-    module = SRU(300, 200, 2, bidirectional=True)
+    module = SRU(300, 200, 2, bidirectional=True, recurrent=True)
     for name, p in module.named_parameters():
         if name.startswith("bias"):
             assert not p.any()
+        elif name.startswith("weight_c"):
+            assert 0.95 * math.sqrt(1.5) < p.abs().max() <= math.sqrt(1.5)
         else:
             bound = math.sqrt(3 / p.shape[1])
             assert 0.99 * bound < p.abs().max() <= bound
@@ -794,7 +799,7 @@ def test_w05_steps_equal_the_sequence(kind, dtype, atol):
 # ---- The SRU package's weights -------------------------------------------------------------------
 
 
-def package_state(layers, features, D, directions, *, scale=1.0, factor=None):
+def package_state(layers, features, D, directions, *, scale=1.0, factor=None, recurrent=False):
     """A state dict as the SRU package's modules have it."""
     state = {}
     for i in range(layers):
@@ -805,7 +810,7 @@ def package_state(layers, features, D, directions, *, scale=1.0, factor=None):
             state[f"rnn_lst.{i}.weight_proj"] = torch.randn(n, factor, dtype=torch.float64)
         state |= {
             f"rnn_lst.{i}.weight": torch.randn(inner, out * k, dtype=torch.float64),
-            f"rnn_lst.{i}.weight_c": torch.zeros(2 * out, dtype=torch.float64),
+            f"rnn_lst.{i}.weight_c": recurrent * torch.randn(2 * out, dtype=torch.float64),
             f"rnn_lst.{i}.bias": torch.randn(2 * out, dtype=torch.float64),
             f"rnn_lst.{i}.scale_x": torch.tensor([scale]),
         }
@@ -827,12 +832,14 @@ def package_forward(state, x, layers, D, directions, *, tanh=False, skip=True):
             else x.view(T, B, directions, D) * state[f"rnn_lst.{i}.scale_x"]
         )
         bias = state[f"rnn_lst.{i}.bias"].view(2, directions, D)
+        v = state[f"rnn_lst.{i}.weight_c"].view(2, directions, D)
         h, last = torch.zeros(T, B, directions, D, dtype=x.dtype), []
         for d in range(directions):
             c = x.new_zeros(B, D)
             for t in range(T)[:: 1 if d == 0 else -1]:
                 u, f, r = products[t, :, d].unbind(-1)[:3]
-                f, r = torch.sigmoid(f + bias[0, d]), torch.sigmoid(r + bias[1, d])
+                f = torch.sigmoid(f + v[0, d] * c + bias[0, d])
+                r = torch.sigmoid(r + v[1, d] * c + bias[1, d])
                 c = f * c + (1 - f) * u
                 g = c.tanh() if tanh else c
                 h[t, :, d] = r * g + ((1 - r) * highway[t, :, d] if skip else 0)
@@ -842,14 +849,18 @@ def package_forward(state, x, layers, D, directions, *, tanh=False, skip=True):
     return x, torch.stack(finals)
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize(("scale", "factor"), [(1.0, None), (3**0.5, 2)])
-def test_package_weights(directions, scale, factor):
+def test_package_weights(directions, scale, factor, recurrent):
     D, features = 4, 4 * directions if factor else 6
-    state = package_state(3, features, D, directions, scale=scale, factor=factor)
-    module = SRU(
-        features, D, 3, bidirectional=directions == 2, activation="tanh", dtype=torch.float64
+    state = package_state(
+        3, features, D, directions, scale=scale, factor=factor, recurrent=recurrent
     )
+    module = SRU(
+        features, D, 3, bidirectional=directions == 2, activation="tanh", dtype=torch.float64,
+        recurrent=recurrent,
+    )  # fmt: skip
     load_sru_package_weights(module, state)
     x = torch.randn(7, 2, features, dtype=torch.float64)
     want = package_forward(state, x, 3, D, directions, tanh=True)
@@ -878,7 +889,10 @@ def test_package_weights_that_do_not_fit():
         with pytest.raises(ValueError, match=f"load_sru_package_weights: {message}"):
             load_sru_package_weights(module, state)
 
-    refuse(r"rnn_lst\.1\.weight_c is not 0, .*v1=True", **{"rnn_lst.1.weight_c": torch.ones(8)})
+    refuse(
+        r"rnn_lst\.1\.weight_c is not 0: .*recurrent=True", **{"rnn_lst.1.weight_c": torch.ones(8)}
+    )
+    refuse(r"rnn_lst\.0\.weight_c has shape \(3,\)", **{"rnn_lst.0.weight_c": torch.zeros(3)})
     refuse(r"state_dict has no rnn_lst\.1\.weight", **{"rnn_lst.1.weight": None})
     refuse(r"rnn_lst\.0\.bias has shape \(3,\)", **{"rnn_lst.0.bias": torch.zeros(3)})
     refuse(r"rnn_lst\.0\.weight has shape", **{"rnn_lst.0.weight": torch.zeros(6, 12)})
@@ -889,6 +903,10 @@ def test_package_weights_that_do_not_fit():
     refuse("module has no biases", SRU(6, 4, 2, bias=False, dtype=torch.float64))
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    recurrent = SRU(6, 4, 2, recurrent=True, dtype=torch.float64)
+    without = {k: v for k, v in good.items() if not k.endswith("weight_c")}
+    load_sru_package_weights(recurrent, without)  # missing means 0
+    assert not recurrent.weight_c_l0.any()
     scales = package_state(3, 4, 4, 1)
     scales["rnn_lst.1.scale_x"] = torch.tensor([2.0])
     with pytest.raises(ValueError, match="scale_x differs between layers"):

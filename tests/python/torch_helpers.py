@@ -82,8 +82,8 @@ ACTIVATIONS = {"identity": lambda c: c, "tanh": torch.tanh, "relu": torch.relu}
 
 
 def sru_loop(
-    u, f, r, skip=None, bias_f=None, bias_r=None, c0=None, *, activation="identity", reset=None,
-    **options,
+    u, f, r, skip=None, bias_f=None, bias_r=None, c0=None, *, v_f=0, v_r=0, activation="identity",
+    reset=None, **options,
 ):  # fmt: skip
     """The SRU's equations, one step after the other: (h, final)."""
     B, T, D = u.shape
@@ -92,9 +92,9 @@ def sru_loop(
     for n, (b, steps) in enumerate(runs(B, T, **options)):
         c = zero if c0 is None else c0[n]
         for t in steps:
-            forget = torch.sigmoid(f[b, t] + (zero if bias_f is None else bias_f))
-            show = torch.sigmoid(r[b, t] + (zero if bias_r is None else bias_r))
             before = zero if reset is not None and reset[b][t] else c
+            forget = torch.sigmoid(f[b, t] + v_f * before + (zero if bias_f is None else bias_f))
+            show = torch.sigmoid(r[b, t] + v_r * before + (zero if bias_r is None else bias_r))
             c = forget * before + (1 - forget) * u[b, t]
             through = zero if skip is None else skip[b, t]
             h[b, t] = show * ACTIVATIONS[activation](c) + (1 - show) * through
@@ -124,9 +124,12 @@ def module_loop(module, x, hx=None, *, masks=None, **options):
             biases = (None, None)
             if module.bias:
                 biases = getattr(module, f"bias_ih_l{layer}").view(directions, 2, D)[d]
+            v_f, v_r = 0, 0
+            if module.recurrent:
+                v_f, v_r = getattr(module, f"weight_c_l{layer}").view(directions, 2, D)[d]
             h, final = sru_loop(
                 u, f, r, skip, *biases,
-                None if hx is None else hx[layer * directions + d],
+                None if hx is None else hx[layer * directions + d], v_f=v_f, v_r=v_r,
                 activation=module.activation, reverse=d == 1, **options,
             )  # fmt: skip
             outputs.append(h)
@@ -147,7 +150,9 @@ def gradients(outputs, inputs, *, seed=1, retain_graph=False):
     """Gradients of a random linear function of the outputs that are not None."""
     generator = torch.Generator().manual_seed(seed)
     outputs = [y for y in outputs if y is not None]
-    weights = [torch.randn(y.shape, generator=generator, dtype=y.real.dtype) for y in outputs]
+    weights = [
+        torch.randn(y.shape, generator=generator, dtype=y.real.dtype).to(y.device) for y in outputs
+    ]
     loss = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
     loss = loss.real + loss.imag if loss.is_complex() else loss
     return torch.autograd.grad(loss, inputs, allow_unused=True, retain_graph=retain_graph)
@@ -215,6 +220,36 @@ def _lru_step(h, u, nu, theta, gamma=None):
         gamma = torch.sqrt(1 - radius**2)
     h = torch.polar(radius, torch.exp(theta)) * h + gamma * u
     return h, h
+
+
+def _diagonal_gru_step(before, r, z, n, u_r, u_z, u_n, b_n=0):
+    (h,) = before
+    reset, update = torch.sigmoid(r + u_r * h), torch.sigmoid(z + u_z * h)
+    h = (1 - update) * torch.tanh(n + reset * (u_n * h + b_n)) + update * h
+    return h, (h,)
+
+
+def _diagonal_lstm_step(
+    before, f, g, o, u_f, u_g, u_o, i=None, u_i=None, w_i=0, w_f=0, w_o=0
+):  # fmt: skip
+    h, c = before
+    keep = torch.sigmoid(f + u_f * h + w_f * c)
+    add = 1 - keep if i is None else torch.sigmoid(i + u_i * h + w_i * c)
+    c = keep * c + add * torch.tanh(g + u_g * h)
+    h = torch.sigmoid(o + u_o * h + w_o * c) * torch.tanh(c)
+    return h, (h, c)
+
+
+def _indrnn_step(before, p, u, *, g):
+    h = g(p + u * before[0])
+    return h, (h,)
+
+
+def _recurrent_sru_step(before, u, f, r, skip=0, bias_f=0, bias_r=0, v_f=0, v_r=0, *, g):
+    y, c = _sru_step(
+        before[0], u, f + v_f * before[0], r + v_r * before[0], skip, bias_f, bias_r, g=g
+    )
+    return y, (c,)
 
 
 class Cell:
@@ -297,6 +332,96 @@ def cells():
         "rg_lru": Cell(srt.rg_lru, _rg_lru_step, "x r i", ["lam"]),
         "lru": Cell(
             srt.lru, _lru_step, "u", ["nu", "theta", "gamma"], ["gamma"], dtype=torch.complex128
+        ),
+    }  # fmt: skip
+
+
+class Solved(Cell):
+    """A nonlinear cell, with one state or two: their names are those of the initial states."""
+
+    def __init__(
+        self, function, step, full, vectors, optional=(), *, g=None, states=("h0",), absent=()
+    ):
+        super().__init__(function, step, full, vectors.split(), optional, g=g)
+        self.states = [*states]
+        self.absent = dict.fromkeys(absent)  # required arguments that may be None, and are
+
+    @property
+    def names(self):
+        return [*self.full, *self.vectors, *self.states]
+
+    def inputs_of(self, B, T, N, D, dtype=torch.float64, requires_grad=True):
+        tensors = [torch.randn(B, T, D, dtype=dtype) for _ in self.full]
+        # Of at most 1, or states that relu doesn't bound would grow.
+        tensors += [torch.randn(D, dtype=dtype).tanh() for _ in self.vectors]
+        tensors += [torch.randn(N, D, dtype=dtype) for _ in self.states]
+        return [t.requires_grad_(requires_grad) for t in tensors]
+
+    def loop(self, *args, reset=None, activation=None, **options):
+        """The equations, one step after the other: (y, *finals)."""
+        args = dict(zip(self.names, args, strict=True))
+        full = {name: args[name] for name in self.full if args[name] is not None}
+        keywords = {name: args[name] for name in self.vectors if args[name] is not None}
+        if self.g is not None:
+            keywords["g"] = ACTIVATIONS[activation or self.g]
+        u = next(iter(full.values()))
+        B, T, D = u.shape
+        zero = u.new_zeros(D)
+        outputs, finals = {}, []
+        for n, (b, steps) in enumerate(runs(B, T, **options)):
+            held = tuple(zero if args[s] is None else args[s][n] for s in self.states)
+            for t in steps:
+                if reset is not None and reset[b][t]:
+                    held = tuple(torch.zeros_like(s) for s in held)
+                own = {name: x[b, t] for name, x in full.items()}
+                outputs[b, t], held = self.step(held, **own, **keywords)
+            finals.append(torch.stack(held))
+        last = torch.stack(finals, 1) if finals else u.new_zeros(len(self.states), 0, D)
+        return (_stack(outputs, u), *last)
+
+    def call(self, *args, **options):
+        """The function on all arguments in the order of `names`."""
+        return self.function(**dict(zip(self.names, args, strict=True)), **self.absent, **options)
+
+    def both(self, *args, **options):
+        """The function's (y, *finals)."""
+        y, final = self.call(*args, return_final=True, **options)
+        return (y, *final) if isinstance(final, tuple) else (y, final)
+
+    def one_step(self, *args):
+        """The `*_step` function: (y, *states)."""
+        import scanrnn.torch as srt
+
+        function = getattr(srt, f"{self.function.__name__}_step")
+        names = [name.removesuffix("0") for name in self.names]
+        y, state = function(**dict(zip(names, args, strict=True)), **self.absent)
+        return (y, *state) if isinstance(state, tuple) else (y, state)
+
+
+def solved_cells():
+    """All nonlinear cells by name."""
+    import scanrnn.torch as srt
+
+    lstm, states = _diagonal_lstm_step, ["h0", "c0"]
+    return {
+        "diagonal_gru": Solved(
+            srt.diagonal_gru, _diagonal_gru_step, "r z n", "u_r u_z u_n b_n", ["b_n"]
+        ),
+        "diagonal_lstm": Solved(
+            srt.diagonal_lstm, lstm, "i f g o", "u_i u_f u_g u_o", states=states
+        ),
+        "diagonal_lstm peephole": Solved(
+            srt.diagonal_lstm, lstm, "i f g o", "u_i u_f u_g u_o w_i w_f w_o",
+            ["w_i", "w_f", "w_o"], states=states,
+        ),
+        "diagonal_lstm coupled": Solved(
+            srt.diagonal_lstm, lstm, "f g o", "u_f u_g u_o w_f w_o", ["w_f", "w_o"],
+            states=states, absent=["i", "u_i"],
+        ),
+        "indrnn": Solved(srt.indrnn, _indrnn_step, "p", "u", g="relu"),
+        "sru": Solved(
+            srt.sru, _recurrent_sru_step, "u f r skip", "bias_f bias_r v_f v_r",
+            ["skip", "bias_f", "bias_r"], g="identity", states=["c0"],
         ),
     }  # fmt: skip
 

@@ -2,9 +2,10 @@
 
 import torch
 from torch.nn.functional import linear, silu, softplus
-from torch_helpers import cells, runs, scan_loop
+from torch_helpers import cells, runs, scan_loop, solved_cells
 
 CELLS = cells()
+SOLVED = solved_cells()
 OF_CLASS = {"GILR": "gilr", "MinGRU": "min_gru", "MinLSTM": "min_lstm"}
 
 
@@ -137,7 +138,43 @@ def _diagonal(module, layer, d, x, states, options):
     return y if of[3] is None else y + of[3], [final]
 
 
+def _vectors(module, name, layer, d):
+    vector = _of(module, name, layer, d)
+    return () if vector is None else vector.split(module.hidden_size)
+
+
+def _diagonal_gru(module, layer, d, x, states, options):
+    gates = _affine(module, layer, d, x, 3)
+    bias = _of(module, "bias_hh", layer, d)
+    vectors = _vectors(module, "weight_hh", layer, d)
+    h, *finals = SOLVED["diagonal_gru"].loop(*gates, *vectors, bias, *states, **options)
+    return h, finals
+
+
+def _diagonal_lstm(module, layer, d, x, states, options):
+    f, g, o, *i = _affine(module, layer, d, x, 3 if module.coupled else 4)
+    u_f, u_g, u_o, *u_i = _vectors(module, "weight_hh", layer, d)
+    peep = [*_vectors(module, "weight_ch", layer, d), None, None, None][:3]
+    if module.coupled:
+        args, kind = (f, g, o, u_f, u_g, u_o, *peep[:2]), "diagonal_lstm coupled"
+    else:
+        args = (*i, f, g, o, *u_i, u_f, u_g, u_o, peep[2], *peep[:2])
+        kind = "diagonal_lstm peephole"
+    h, *finals = SOLVED[kind].loop(*args, *states, **options)
+    return h, finals
+
+
+def _indrnn(module, layer, d, x, states, options):
+    (p,) = _affine(module, layer, d, x, 1)
+    u = _of(module, "weight_hh", layer, d)
+    h, *finals = SOLVED["indrnn"].loop(p, u, *states, activation=module.nonlinearity, **options)
+    return h, finals
+
+
 _LAYERS = {
+    "DiagonalGRU": _diagonal_gru,
+    "DiagonalLSTM": _diagonal_lstm,
+    "IndRNN": _indrnn,
     "GILR": _gated,
     "MinGRU": _gated,
     "MinLSTM": _gated,

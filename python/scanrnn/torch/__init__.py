@@ -3,9 +3,11 @@
 Functions of tensors: `scan`, the diagonal linear recurrence, and the fused cells `sru`, `gilr`,
 `hgrn`, `min_gru`, `min_lstm`, `qrnn`, `rg_lru` and `lru`, each with a `*_step` for decoding. Layers
 with torch.nn.GRU's conventions: `SRU`, `QRNN`, `MinGRU`, `MinLSTM`, `RGLRU`, `HGRN`, `GILR`,
-`GILRLSTM`, `LRU` and `S5`. `LSTM`, `GRU` and `RNN` are torch.nn's layers, weight for weight,
-parallel in time; what they have not of the following, their docstrings say. The `load_*_weights`
-functions bring the weights of other packages.
+`GILRLSTM`, `LRU` and `S5`. Nonlinear cells with diagonal recurrent weights, solved in parallel to a
+tolerance: `diagonal_gru`, `diagonal_lstm`, `indrnn` and `sru` with v; layers `DiagonalGRU`,
+`DiagonalLSTM`, `IndRNN` and `SRU` with recurrent=True. `LSTM`, `GRU` and `RNN` are torch.nn's
+layers, weight for weight, parallel in time; what they have not of the following, their docstrings
+say. The `load_*_weights` functions bring the weights of other packages.
 
 Everything works with autograd of any order, torch.func, autocast, torch.export and torch.compile
 (``fullgraph=True``, a dynamic number of steps).
@@ -36,6 +38,16 @@ from .cells import (
     sru_step,
 )
 from .dense import GRU, LSTM, RNN, Report
+from .diagonal import (
+    SolveReport,
+    diagonal_gru,
+    diagonal_gru_step,
+    diagonal_lstm,
+    diagonal_lstm_step,
+    indrnn,
+    indrnn_step,
+)
+from .diagonal_modules import DiagonalGRU, DiagonalLSTM, IndRNN
 from .functional import scan
 from .modules import GILR, GILRLSTM, HGRN, LRU, QRNN, RGLRU, S5, SRU, MinGRU, MinLSTM
 from .weights import (
@@ -59,13 +71,23 @@ __all__ = [
     "RNN",
     "S5",
     "SRU",
+    "DiagonalGRU",
+    "DiagonalLSTM",
+    "IndRNN",
     "MinGRU",
     "MinLSTM",
     "Report",
+    "SolveReport",
+    "diagonal_gru",
+    "diagonal_gru_step",
+    "diagonal_lstm",
+    "diagonal_lstm_step",
     "gilr",
     "gilr_step",
     "hgrn",
     "hgrn_step",
+    "indrnn",
+    "indrnn_step",
     "load_fla_hgrn_weights",
     "load_min_gru_weights",
     "load_min_lstm_weights",

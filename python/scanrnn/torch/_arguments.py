@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias, get_args
 
 import torch
@@ -11,7 +12,16 @@ from scanrnn._array.values import check_lengths, check_offsets
 from scanrnn.cells import Activation
 
 from ._cells import ACTIVATIONS
-from ._ops import ACCUMULATION, OptTensor, check_dtype, check_shape, name_of
+from ._ops import (
+    ACCUMULATION,
+    REAL,
+    OptTensor,
+    check_devices,
+    check_dtype,
+    check_shape,
+    name_of,
+    valid_steps,
+)
 
 #: cu_seqlens, lengths, reset, reverse, left_padded, as the operators take them
 Sequences: TypeAlias = tuple[OptTensor, OptTensor, OptTensor, bool, bool]
@@ -149,6 +159,101 @@ class Layout:
         return t if self.packed or self.x.ndim > 2 else t.squeeze(0)
 
 
+def one_step(t: OptTensor) -> Any:
+    """A step as a sequence of one step."""
+    return t.unsqueeze(-2) if isinstance(t, Tensor) else t
+
+
+class Call:
+    """A cell's arguments, of any axes, as the operators take them.
+
+    Args:
+        fn: the public function, for error texts.
+        full: the inputs with a time axis by the caller's names, in the core's order.
+        required: for each of them, whether it must be there.
+        vectors: the vectors over the channels, likewise.
+        states: the initial states, likewise.
+        axis: as in `scan`, likewise all that follow.
+        reverse: see axis.
+        cu_seqlens: see axis.
+        lengths: see axis.
+        reset: see axis.
+        padding_side: see axis.
+
+    Attributes:
+        full: (B, T, D) each, or None.
+        vectors: (D,) each, or None.
+        states: (1, N, D) each, or None.
+        sequences: the operators' arguments for the sequences.
+    """
+
+    def __init__(
+        self,
+        fn: str,
+        full: dict[str, Any],
+        required: Sequence[bool],
+        vectors: dict[str, Any],
+        states: dict[str, OptTensor],
+        axis: int,
+        reverse: bool,
+        cu_seqlens: Any,
+        lengths: Any,
+        reset: Any,
+        padding_side: str,
+    ) -> None:
+        given = {}
+        for (name, t), needed in zip(full.items(), required, strict=False):
+            if needed or t is not None:
+                given[name] = t
+        first = next(iter(full))
+        arrays = one_dtype(fn, **given)
+        u = arrays[0]
+        check_dtype(fn, first, u, REAL)
+        for name, t in zip(given, arrays, strict=True):
+            if t.shape != u.shape:
+                check_shape(fn, name, t, u.shape)
+        self._layout = layout = Layout(fn, first, u, axis)
+        packs, valid, flags, reverse, left_padded = layout.sequences(
+            reverse, cu_seqlens, lengths, reset, padding_side
+        )
+        initial = [
+            layout.canonical_state(name, state_dtype(fn, name, t, u)) for name, t in states.items()
+        ]
+        arrays = [layout.canonical(t) for t in arrays]
+        self._batch = batch = arrays[0].shape[:-2]
+        if len(batch) > 1:
+            arrays = [t.flatten(0, -3) for t in arrays]
+            initial = [None if t is None else t.flatten(0, -2) for t in initial]
+            packs, valid, flags = (
+                None if t is None else t.flatten(0, len(batch) - 1) for t in (packs, valid, flags)
+            )
+        values = iter(arrays)
+        self.full: list[OptTensor] = [None if t is None else next(values) for t in full.values()]
+        self.vectors: list[OptTensor] = []
+        for name, t in vectors.items():
+            vector = state_dtype(fn, name, t, u)
+            check_shape(fn, name, vector, arrays[0].shape[-1:])
+            self.vectors.append(vector)
+        tensors = (*self.full, *self.vectors, *initial)
+        device = u.device
+        for tensor in tensors:
+            if tensor is not None and tensor.device != device:
+                check_devices(fn, **dict(zip((*full, *vectors, *states), tensors, strict=True)))
+        self.states = [None if t is None else t.unsqueeze(0) for t in initial]
+        self.sequences: Sequences = (packs, valid, flags, reverse, left_padded)
+
+    def output(self, y: Tensor) -> Tensor:
+        """View of an output (B, T, D) with the inputs' axes."""
+        return self._layout.restore(y.unflatten(0, self._batch) if len(self._batch) > 1 else y)
+
+    def final(self, state: Tensor) -> Tensor:
+        """View of final states (1, N, D) with the inputs' axes."""
+        state = state.squeeze(0)
+        if len(self._batch) > 1:
+            state = state.unflatten(0, self._batch)
+        return self._layout.restore_state(state)
+
+
 def index_tensor(fn: str, name: str, value: Any, x: Tensor, time: int) -> OptTensor:
     """Offsets or lengths, of any library or a sequence of numbers, as a tensor on x's device.
 
@@ -230,7 +335,4 @@ def to_device_of(fn: str, name: str, t: Tensor, x: Tensor) -> Tensor:
 
 def without_padding(x: Tensor, lengths: Tensor, left_padded: bool) -> Tensor:
     """A copy of x, (*batch, T, D), with zeros in its padding."""
-    T = x.shape[-2]
-    t, n = torch.arange(T, device=x.device), lengths.unsqueeze(-1)
-    padding = t < T - n if left_padded else t >= n
-    return x.masked_fill(padding.unsqueeze(-1), 0)
+    return x.masked_fill(~valid_steps(x, lengths, left_padded), 0)

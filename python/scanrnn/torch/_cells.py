@@ -61,6 +61,7 @@ from ._ops import (
     returnable,
     scan,
     stream_of,
+    valid_steps,
 )
 
 #: The activations; their codes are their places.
@@ -408,11 +409,7 @@ def _compose(*args: Any) -> Tensors:
     reverse, left_padded, kind, options, blocks, directions = args[SLOTS + 4 :]
     cell, lengths, u = CELLS[kind], sequences[1], inputs[0]
     D = u.shape[-1] // (blocks * directions)
-    valid = None
-    if lengths is not None:
-        T = u.shape[-2]
-        t, n = torch.arange(T, device=u.device), lengths[..., None]
-        valid = (t >= T - n if left_padded else t < n)[..., None]
+    valid = None if lengths is None else valid_steps(u, lengths, left_padded)
 
     def parts(t: OptTensor) -> Any:
         """Blocks in the accumulation dtype; 0 in padding, so that no NaN passes from there."""
@@ -452,7 +449,7 @@ def _scan_of_direction(
     return c, final
 
 
-def _pull(
+def pull(
     fn: Callable[..., Tensors], args: Sequence[Any], at: Sequence[int], cotangents: Sequence[Any]
 ) -> list[Any]:
     """Gradients of fn(*args) with respect to the arguments at some positions; None elsewhere."""
@@ -487,7 +484,7 @@ def _compose_backward(*args: Any) -> Tensors:
     at = [i for i, (t, w) in enumerate(zip(inputs, wanted, strict=True)) if w and t is not None]
     if not at:
         return returnable([None] * _TENSORS, inputs[0])
-    gradients = _pull(_compose, (*inputs, *rest), at, (dy, dfinal))
+    gradients = pull(_compose, (*inputs, *rest), at, (dy, dfinal))
     return returnable(gradients[:_TENSORS], inputs[0])
 
 
@@ -531,7 +528,7 @@ class _CellBackward(Function):
         args = (*ctx.saved_tensors, *ctx.options)
         # Not with respect to what forward saved, which is a function of the inputs.
         at = [i for i, need in enumerate(ctx.needs_input_grad) if need and i != _TENSORS]
-        return tuple(_pull(_compose_backward, args, at, cotangents))
+        return tuple(pull(_compose_backward, args, at, cotangents))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:

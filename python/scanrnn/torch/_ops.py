@@ -188,6 +188,15 @@ def describe_row(t: OptTensor, i: int, rows: int | None = None) -> Descriptor:
     return start, _CODES[t.dtype], shape, strides[1:], t.get_device()
 
 
+def describe_vector(t: OptTensor, i: int, j: int) -> Descriptor:
+    """Describe t[i, j]."""
+    if t is None:
+        return None
+    strides = t.stride()
+    start = t.data_ptr() + (i * strides[0] + j * strides[1]) * t.element_size()
+    return start, _CODES[t.dtype], t.shape[2:], strides[2:], t.get_device()
+
+
 def stream_of(t: Tensor) -> int:
     """The stream that PyTorch runs work on t on now; 0 on the CPU."""
     if not t.is_cuda:
@@ -395,6 +404,36 @@ def previous_state(
     return previous if reset is None else previous.masked_fill(reset.bool().unsqueeze(-1), 0)
 
 
+def last_state(
+    x: Tensor,
+    start: OptTensor,
+    cu_seqlens: OptTensor,
+    lengths: OptTensor,
+    _reset: OptTensor,
+    reverse: bool,
+    left_padded: bool,
+) -> Tensor:
+    """The last valid step of each sequence, or start where it has none, for x (B, T, features)."""
+    B, T, features = x.shape
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    nothing = x.new_zeros(N, features) if start is None else start.to(x.dtype)
+    if T == 0 or N == 0:
+        return nothing
+    if cu_seqlens is not None:
+        count = cu_seqlens.diff()
+        at = cu_seqlens[:-1] if reverse else cu_seqlens[1:] - 1
+        last = x[0].index_select(0, at.clamp(0, T - 1))
+    elif lengths is not None:
+        count = lengths
+        at = T - lengths if left_padded else lengths - 1
+        if left_padded != reverse:
+            at = torch.full_like(lengths, T - 1 if left_padded else 0)
+        last = x[torch.arange(B, device=x.device), at.clamp(0, T - 1)]
+    else:
+        return x[:, 0 if reverse else -1]
+    return torch.where((count > 0).unsqueeze(-1), last, nothing)
+
+
 def _previous_adjoint(
     v: Tensor,
     h0: OptTensor,
@@ -415,6 +454,13 @@ def _previous_adjoint(
     if sequence is None:
         return dh, start.sum(-2)
     return dh, torch.zeros_like(h0).index_add(-2, sequence, start.squeeze(-3))
+
+
+def valid_steps(x: Tensor, lengths: Tensor, left_padded: bool) -> Tensor:
+    """Bool mask, broadcastable to x (*batch, T, D), of the steps that are not padding."""
+    T = x.shape[-2]
+    t, n = torch.arange(T, device=x.device), lengths[..., None]
+    return (t >= T - n if left_padded else t < n)[..., None]
 
 
 def sum_of(s: OptTensor, t: OptTensor, like: Tensor) -> Tensor:

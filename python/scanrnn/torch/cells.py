@@ -36,18 +36,20 @@ import torch
 from torch import Tensor
 
 from scanrnn._array.layout import PaddingSide
+from scanrnn._nonlinear import SolveOptions
 from scanrnn.cells import Activation, SequenceOptions, SruActivation
 
 from . import _cells
 from ._arguments import (
+    Call,
     Layout,
     activation_code,
-    one_dtype,
+    one_step,
     require_tensor,
-    state_dtype,
     without_padding,
 )
-from ._ops import REAL, OptTensor, check_devices, check_dtype, check_shape
+from ._ops import OptTensor, check_devices, check_dtype, check_shape
+from .diagonal import SolveReport, solve_cell
 from .functional import scan
 
 __all__ = [
@@ -111,61 +113,25 @@ def _cell(
         padding_side: see axis.
         return_final: see axis.
     """
-    given = {}
-    for (name, t), required in zip(full.items(), _cells.CELLS[kind].required, strict=False):
-        if required or t is not None:
-            given[name] = t
-    first = next(iter(full))
-    arrays = one_dtype(fn, **given)
-    u = arrays[0]
-    check_dtype(fn, first, u, REAL)
-    for name, t in zip(given, arrays, strict=True):
-        if t.shape != u.shape:
-            check_shape(fn, name, t, u.shape)
-    layout = Layout(fn, first, u, axis)
-    *sequences, reverse, left_padded = layout.sequences(
-        reverse, cu_seqlens, lengths, reset, padding_side
-    )
-    state_name, c0 = state
-    c0 = layout.canonical_state(state_name, state_dtype(fn, state_name, c0, u))
-    arrays = [layout.canonical(t) for t in arrays]
-    batch = arrays[0].shape[:-2]
-    if len(batch) > 1:
-        arrays = [t.flatten(0, -3) for t in arrays]
-        c0 = None if c0 is None else c0.flatten(0, -2)
-        sequences = [None if t is None else t.flatten(0, len(batch) - 1) for t in sequences]
-    values = iter(arrays)
-    slots: list[OptTensor] = [None if t is None else next(values) for t in full.values()]
-    for name, t in vectors.items():
-        vector = state_dtype(fn, name, t, u)
-        check_shape(fn, name, vector, arrays[0].shape[-1:])
-        slots.append(vector)
-    device = u.device
-    for tensor in (*slots, c0):
-        if tensor is not None and tensor.device != device:
-            named = dict(zip((*full, *vectors, state_name), (*slots, c0), strict=True))
-            check_devices(fn, **named)
+    required = _cells.CELLS[kind].required
+    name, c0 = state
+    call = Call(
+        fn, full, required, vectors, {name: c0}, axis, reverse, cu_seqlens, lengths, reset,
+        padding_side,
+    )  # fmt: skip
+    slots = (*call.full, *call.vectors)
     y, final = _cells.cell(
         *slots,
         *(None,) * (_cells.SLOTS - len(slots)),
-        None if c0 is None else c0.unsqueeze(0),
-        *sequences,
-        reverse,
-        left_padded,
+        *call.states,
+        *call.sequences,
         kind,
         options,
         1,
         1,
     )
-    if len(batch) > 1:
-        y, final = y.unflatten(0, batch), final.unflatten(1, batch)
-    y = layout.restore(y)
-    return (y, layout.restore_state(final.squeeze(0))) if return_final else y
-
-
-def _one(t: OptTensor) -> Any:
-    """A step as a sequence of one step."""
-    return t.unsqueeze(-2) if isinstance(t, Tensor) else t
+    y = call.output(y)
+    return (y, call.final(final)) if return_final else y
 
 
 @overload
@@ -178,9 +144,12 @@ def sru(
     bias_r: Tensor | None = None,
     c0: Tensor | None = None,
     *,
+    v_f: Tensor | None = None,
+    v_r: Tensor | None = None,
     activation: SruActivation = "identity",
     return_final: Literal[False] = False,
-    **sequences: Unpack[SequenceOptions],
+    return_report: Literal[False] = False,
+    **options: Unpack[SolveOptions],
 ) -> Tensor: ...
 @overload
 def sru(
@@ -192,9 +161,12 @@ def sru(
     bias_r: Tensor | None = None,
     c0: Tensor | None = None,
     *,
+    v_f: Tensor | None = None,
+    v_r: Tensor | None = None,
     activation: SruActivation = "identity",
     return_final: Literal[True],
-    **sequences: Unpack[SequenceOptions],
+    return_report: Literal[False] = False,
+    **options: Unpack[SolveOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def sru(
@@ -206,10 +178,14 @@ def sru(
     bias_r: Tensor | None = None,
     c0: Tensor | None = None,
     *,
+    v_f: Tensor | None = None,
+    v_r: Tensor | None = None,
     activation: SruActivation = "identity",
-    return_final: bool,
-    **sequences: Unpack[SequenceOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    return_final: Literal[False] = False,
+    return_report: Literal[True],
+    **options: Unpack[SolveOptions],
+) -> tuple[Tensor, SolveReport]: ...
+@overload
 def sru(
     u: Tensor,
     f: Tensor,
@@ -219,22 +195,62 @@ def sru(
     bias_r: Tensor | None = None,
     c0: Tensor | None = None,
     *,
+    v_f: Tensor | None = None,
+    v_r: Tensor | None = None,
+    activation: SruActivation = "identity",
+    return_final: Literal[True],
+    return_report: Literal[True],
+    **options: Unpack[SolveOptions],
+) -> tuple[Tensor, Tensor, SolveReport]: ...
+@overload
+def sru(
+    u: Tensor,
+    f: Tensor,
+    r: Tensor,
+    skip: Tensor | None = None,
+    bias_f: Tensor | None = None,
+    bias_r: Tensor | None = None,
+    c0: Tensor | None = None,
+    *,
+    v_f: Tensor | None = None,
+    v_r: Tensor | None = None,
+    activation: SruActivation = "identity",
+    return_final: bool = False,
+    return_report: bool = False,
+    **options: Unpack[SolveOptions],
+) -> Any: ...
+def sru(
+    u: Tensor,
+    f: Tensor,
+    r: Tensor,
+    skip: Tensor | None = None,
+    bias_f: Tensor | None = None,
+    bias_r: Tensor | None = None,
+    c0: Tensor | None = None,
+    *,
+    v_f: Tensor | None = None,
+    v_r: Tensor | None = None,
     activation: SruActivation = "identity",
     axis: int = -2,
+    tolerance: float | None = None,
+    max_passes: int = 8,
+    segment: int | None = None,
     reverse: bool = False,
     cu_seqlens: Any = None,
     lengths: Any = None,
     reset: Any = None,
     padding_side: PaddingSide = "right",
     return_final: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Simple recurrent unit, without the v * c_{t-1} terms: its recurrence is linear in c.
+    return_report: bool = False,
+) -> Any:
+    """Simple recurrent unit.
 
-        f'_t = sigmoid(f_t + bias_f),  r'_t = sigmoid(r_t + bias_r)
+        f'_t = sigmoid(f_t + v_f * c_{t-1} + bias_f),  r'_t = sigmoid(r_t + v_r * c_{t-1} + bias_r)
         c_t = f'_t * c_{t-1} + (1 - f'_t) * u_t
         y_t = r'_t * g(c_t) + (1 - r'_t) * skip_t
 
-    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018, with v = 0.
+    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018. Without v_f and
+    v_r the recurrence is linear in c. With them it is solved, as `scanrnn.torch.diagonal` says.
 
     Args:
         u: candidates W x, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
@@ -246,29 +262,63 @@ def sru(
         bias_f: (D,) in u's dtype or its accumulation dtype; None means zeros.
         bias_r: likewise.
         c0: states before the first step; None means zeros.
+        v_f: (D,) recurrent weights, in u's dtype or its accumulation dtype: both or none.
+        v_r: likewise.
         activation: g, "identity", "tanh" or "relu".
-        axis: the time axis, as in `scan`; likewise all that follow.
+        axis: the time axis, as in `scan`; likewise reverse to padding_side.
+        tolerance: as in `scanrnn.torch.diagonal`, where v is given; likewise max_passes and
+            segment.
+        max_passes: see tolerance.
+        segment: see tolerance.
         reverse: see axis.
         cu_seqlens: see axis.
         lengths: see axis; the output is 0 in padding.
         reset: see axis.
         padding_side: see axis.
         return_final: return the final states too.
+        return_report: return a `SolveReport` too, last; only where v is given.
 
     Returns:
-        y, or (y, c_T) with return_final.
+        y, and with return_final c_T, and with return_report the report: a tuple
+        if there are several.
+
 
     Raises:
         ValueError: a shape, length, offset, option or device is wrong.
         TypeError: a dtype is wrong.
     """
+    fn, code = "sru", activation_code("sru", activation, SruActivation)
+    full = {"u": u, "f": f, "r": r, "skip": skip}
+    biases = {"bias_f": bias_f, "bias_r": bias_r}
+    if v_f is not None or v_r is not None:
+        return solve_cell(
+            fn,
+            "recurrent_sru",
+            full,
+            {"v_f": v_f, "v_r": v_r, **biases},
+            {"c0": c0},
+            [code],
+            tolerance,
+            max_passes,
+            segment,
+            axis,
+            reverse,
+            cu_seqlens,
+            lengths,
+            reset,
+            padding_side,
+            return_final,
+            return_report,
+        )
+    if return_report:
+        raise ValueError(f"{fn}: return_report is True without v_f and v_r, expected False")
     return _cell(
-        "sru",
+        fn,
         _cells.KINDS["sru"],
-        {"u": u, "f": f, "r": r, "skip": skip},
-        {"bias_f": bias_f, "bias_r": bias_r},
+        full,
+        biases,
         ("c0", c0),
-        [activation_code("sru", activation, SruActivation)],
+        [code],
         axis,
         reverse,
         cu_seqlens,
@@ -288,6 +338,8 @@ def sru_step(
     bias_r: Tensor | None = None,
     c: Tensor | None = None,
     *,
+    v_f: Tensor | None = None,
+    v_r: Tensor | None = None,
     activation: SruActivation = "identity",
 ) -> tuple[Tensor, Tensor]:
     """One step of `sru`, for decoding: what a sequence of one step gives.
@@ -300,6 +352,8 @@ def sru_step(
         bias_f: see u.
         bias_r: see u.
         c: the state before the step, (..., D); None means zeros.
+        v_f: as in `sru`.
+        v_r: as in `sru`.
         activation: as in `sru`.
 
     Returns:
@@ -311,13 +365,15 @@ def sru_step(
         TypeError: a dtype is wrong.
     """
     y, state = sru(
-        _one(u),
-        _one(f),
-        _one(r),
-        _one(skip),
+        one_step(u),
+        one_step(f),
+        one_step(r),
+        one_step(skip),
         bias_f,
         bias_r,
         c,
+        v_f=v_f,
+        v_r=v_r,
         activation=activation,
         return_final=True,
     )
@@ -439,7 +495,7 @@ def gilr_step(
         ValueError: a shape, option or device is wrong.
         TypeError: a dtype is wrong.
     """
-    y, state = gilr(_one(f), _one(z), h, activation=activation, return_final=True)
+    y, state = gilr(one_step(f), one_step(z), h, activation=activation, return_final=True)
     return y.squeeze(-2), state
 
 
@@ -565,7 +621,7 @@ def hgrn_step(
         ValueError: a shape, option or device is wrong.
         TypeError: a dtype is wrong.
     """
-    y, state = hgrn(_one(f), _one(z), bound, h, activation=activation, return_final=True)
+    y, state = hgrn(one_step(f), one_step(z), bound, h, activation=activation, return_final=True)
     return y.squeeze(-2), state
 
 
@@ -683,7 +739,7 @@ def min_gru_step(
         ValueError: a shape, option or device is wrong.
         TypeError: a dtype is wrong.
     """
-    y, state = min_gru(_one(z), _one(v), h, activation=activation, return_final=True)
+    y, state = min_gru(one_step(z), one_step(v), h, activation=activation, return_final=True)
     return y.squeeze(-2), state
 
 
@@ -808,7 +864,9 @@ def min_lstm_step(
         ValueError: a shape, option or device is wrong.
         TypeError: a dtype is wrong.
     """
-    y, state = min_lstm(_one(f), _one(i), _one(v), h, activation=activation, return_final=True)
+    y, state = min_lstm(
+        one_step(f), one_step(i), one_step(v), h, activation=activation, return_final=True
+    )
     return y.squeeze(-2), state
 
 
@@ -950,7 +1008,15 @@ def qrnn_step(
         ValueError: a shape, option or device is wrong.
         TypeError: a dtype is wrong.
     """
-    y, state = qrnn(_one(z), _one(f), _one(o), _one(i), c, activation=activation, return_final=True)
+    y, state = qrnn(
+        one_step(z),
+        one_step(f),
+        one_step(o),
+        one_step(i),
+        c,
+        activation=activation,
+        return_final=True,
+    )
     return y.squeeze(-2), state
 
 
@@ -1086,7 +1152,7 @@ def rg_lru_step(
         ValueError: a shape, option or device is wrong.
         TypeError: a dtype is wrong.
     """
-    y, state = rg_lru(_one(x), _one(r), _one(i), lam, h, c=c, return_final=True)
+    y, state = rg_lru(one_step(x), one_step(r), one_step(i), lam, h, c=c, return_final=True)
     return y.squeeze(-2), state
 
 
@@ -1233,5 +1299,5 @@ def lru_step(
         ValueError: a shape, option or device is wrong.
         TypeError: a dtype is wrong.
     """
-    y, state = lru(_one(u), nu, theta, gamma, h, return_final=True)
+    y, state = lru(one_step(u), nu, theta, gamma, h, return_final=True)
     return y.squeeze(-2), state

@@ -31,8 +31,9 @@ from torch.nn import functional as F  # noqa: N812
 from scanrnn.cells import Activation, SruActivation
 
 from ._arguments import Sequences, activation_code, state_dtype, without_padding
-from ._ops import OptTensor, entry_steps, name_of, previous_state, scan
+from ._ops import OptTensor, entry_steps, last_state, name_of, previous_state, scan
 from ._recurrent import Recurrent
+from ._solved import Solved
 
 __all__ = ["GILR", "GILRLSTM", "HGRN", "LRU", "QRNN", "RGLRU", "S5", "SRU", "MinGRU", "MinLSTM"]
 
@@ -40,7 +41,7 @@ Highway: TypeAlias = Literal["auto", "projection", "none"]
 Pooling: TypeAlias = Literal["f", "fo", "ifo"]
 
 
-class SRU(Recurrent[Tensor]):
+class SRU(Solved[Tensor]):
     """Simple recurrent units in layers, with torch.nn.GRU's signature and conventions.
 
     Each layer and direction computes, from its input x,
@@ -54,6 +55,11 @@ class SRU(Recurrent[Tensor]):
     linear and parallel in time). A layer is one matrix product for all gates and directions, and
     one fused operator that reads its output, and writes its gradient, in place. Beside inputs,
     products and outputs, one state in 32 steps is saved for backward.
+
+    With recurrent=True, the gates see v_f * c_{t-1} and v_r * c_{t-1} inside of the sigmoid, as in
+    the paper and the SRU package's default: a nonlinear recurrence, which is solved in parallel to
+    a tolerance, as `scanrnn.torch.diagonal` says. `last_report` says how that went, and all states
+    are saved for backward.
 
     Unlike torch.nn.GRU's, the state is not the output: hx and h_n hold c. Final states are in
     float32 for a layer in float16 or bfloat16, and may be passed back as they are. Under autocast
@@ -77,12 +83,19 @@ class SRU(Recurrent[Tensor]):
         highway_scale: x' is the layer's input times this (not where it is a projection). The paper
             uses sqrt(3) for an even variance from layer to layer.
         variational: dropout keeps one mask for all steps of a sequence.
+        recurrent: whether the gates see c.
+        tolerance: as in `scanrnn.torch.diagonal`, likewise max_passes and segment; only with
+            recurrent=True.
+        max_passes: see tolerance.
+        segment: see tolerance.
 
     Attributes:
         weight_ih_l[k]: (directions * G * D, input features) of layer k, direction by direction the
             rows W, W_f, W_r and, for a projection, those of x': G is 3 or 4. Initialised from
             U(-s, s), s = sqrt(3 / input features), for outputs of the input's variance.
         bias_ih_l[k]: (directions * 2 * D), direction by direction b_f, b_r; initialised to 0.
+        weight_c_l[k]: (directions * 2 * D), direction by direction v_f, v_r, only with
+            recurrent=True; initialised from U(-s, s), s = sqrt(3 / 2), as in the SRU package.
 
     Raises:
         ValueError: an argument is out of range.
@@ -99,6 +112,7 @@ class SRU(Recurrent[Tensor]):
         "activation": "identity",
         "highway": "auto",
         "highway_scale": 1.0,
+        "recurrent": False,
     }
 
     def __init__(
@@ -117,6 +131,10 @@ class SRU(Recurrent[Tensor]):
         highway: Highway = "auto",
         highway_scale: float = 1.0,
         variational: bool = False,
+        recurrent: bool = False,
+        tolerance: float | None = None,
+        max_passes: int = 8,
+        segment: int | None = None,
     ) -> None:
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
@@ -127,13 +145,25 @@ class SRU(Recurrent[Tensor]):
         self.highway = highway
         self.highway_scale = float(highway_scale)
         self._activation = activation_code(self._fn, activation, SruActivation)
+        self.recurrent = recurrent
+        self._solve_by(tolerance, max_passes, segment)
         self._build(device, dtype)
 
     def _shapes(self, features: int) -> dict[str, tuple[int, ...]]:
         rows = self._directions * self.hidden_size
         blocks = 4 if self.projects_highway(features) else 3
         shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows * blocks, features)}
-        return shapes | {"bias_ih": (rows * 2,)} if self.bias else shapes
+        if self.bias:
+            shapes["bias_ih"] = (rows * 2,)
+        if self.recurrent:
+            shapes["weight_c"] = (rows * 2,)
+        return shapes
+
+    def _initialise(self, name: str, parameter: Tensor) -> None:
+        if name == "weight_c":
+            nn.init.uniform_(parameter, -math.sqrt(1.5), math.sqrt(1.5))
+        else:
+            super()._initialise(name, parameter)
 
     def projects_highway(self, features: int) -> bool:
         """Whether x' is a learned projection, in a layer with that many input features."""
@@ -153,10 +183,16 @@ class SRU(Recurrent[Tensor]):
             skip = x.to(products.dtype)
             skip = self._swap(skip if self.highway_scale == 1 else skip * self.highway_scale)
         bias = self._of("bias_ih", layer) if self.bias else None
-        bias = state_dtype(self._fn, "bias", bias, products)
         blocks = products.shape[-1] // (self._directions * self.hidden_size)
-        inputs = (self._swap(products), None, None, skip, bias)
-        h, final = self._cell("sru", inputs, states[0], options, [self._activation], blocks)
+        full, numbers = (self._swap(products), None, None, skip), [self._activation]
+        if self.recurrent:
+            vectors, given = (self._of("weight_c", layer), bias), (True, True, self.bias, self.bias)
+            h, finals = self._solve(
+                "recurrent_sru", full, vectors, given, states, options, numbers, blocks
+            )
+            return self._swap(h), finals
+        bias = state_dtype(self._fn, "bias", bias, products)
+        h, final = self._cell("sru", (*full, bias), states[0], options, numbers, blocks)
         return self._swap(h), (final,)
 
 
@@ -307,29 +343,6 @@ class MinLSTM(_Gated):
     _row = ("min_lstm", 3, ())
 
 
-def _last_step(x: Tensor, start: OptTensor, options: Sequences) -> Tensor:
-    """The last valid step of each sequence, or start where it has none, for x (B, T, features)."""
-    cu_seqlens, lengths, _, reverse, left_padded = options
-    B, T, features = x.shape
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    nothing = x.new_zeros(N, features) if start is None else start.to(x.dtype)
-    if T == 0 or N == 0:
-        return nothing
-    if cu_seqlens is not None:
-        count = cu_seqlens.diff()
-        at = cu_seqlens[:-1] if reverse else cu_seqlens[1:] - 1
-        last = x[0].index_select(0, at.clamp(0, T - 1))
-    elif lengths is not None:
-        count = lengths
-        at = T - lengths if left_padded else lengths - 1
-        if left_padded != reverse:
-            at = torch.full_like(lengths, T - 1 if left_padded else 0)
-        last = x[torch.arange(B, device=x.device), at.clamp(0, T - 1)]
-    else:
-        return x[:, 0 if reverse else -1]
-    return torch.where((count > 0).unsqueeze(-1), last, nothing)
-
-
 class QRNN(Recurrent[Any]):
     """Quasi-recurrent network in layers, with torch.nn.GRU's signature and conventions.
 
@@ -469,7 +482,7 @@ class QRNN(Recurrent[Any]):
             h, final = self._pool(products, c0, own, directions=1)
             outputs.append(h)
             finals.append(final)
-            lasts.append(_last_step(steps, start, own))
+            lasts.append(last_state(steps, start, *own))
         h = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         return self._project(layer, h), (torch.cat(finals), torch.stack(lasts))
 

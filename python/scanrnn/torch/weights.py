@@ -68,9 +68,9 @@ class _Transfer:
 def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> None:
     """Copy the weights of an ``sru.SRU`` or ``sru.SRUCell`` of the SRU package into a layer.
 
-    The package (``pip install sru``, versions 2.x) computes the same cell if it was made with
-    ``v1=True``. Its default cell lets the gates see v * c_{t-1}, with v in ``weight_c``; that is
-    another, nonlinear recurrence, so weights with a nonzero ``weight_c`` are refused.
+    The package (``pip install sru``, versions 2.x) lets the gates see v * c_{t-1}, with v in
+    ``weight_c``, as a layer with recurrent=True does. A layer without takes the weights of one that
+    was made with ``v1=True``, whose ``weight_c`` is 0.
 
     Where the package keeps what, for a layer with n input features and hidden size D in d
     directions:
@@ -79,7 +79,7 @@ def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> N
       W, W_f, W_r and, if n != d * D, the highway's projection (k = 4, else 3). With ``n_proj`` it
       is the second of two factors, after ``weight_proj``; their product is taken.
     - ``bias``, (2 * d * D): b_f of all directions, then b_r of all directions.
-    - ``weight_c``, (2 * d * D): must be 0 (or missing).
+    - ``weight_c``, (2 * d * D): v_f of all directions, then v_r of all directions; missing means 0.
     - ``scale_x``, (1,): factor of the highway where that is the input itself; goes to the layer's
       ``highway_scale``.
 
@@ -88,16 +88,16 @@ def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> N
 
     Args:
         module: the layer to fill, with the package's sizes, layers, directions and biases. Give it
-            activation="tanh" for ``use_tanh=True``, and highway="none" for
-            ``has_skip_term=False``. ``dropout`` on the package's layers is inside a layer and is
-            not taken over: it makes no difference in evaluation.
+            recurrent=True, but for ``v1=True``, activation="tanh" for ``use_tanh=True``, and
+            highway="none" for ``has_skip_term=False``. ``dropout`` on the package's layers is
+            inside a layer and is not taken over: it makes no difference in evaluation.
         state_dict: ``state_dict()`` of the package's module.
 
     Raises:
         ValueError: a weight is missing, has another shape than the layer needs, or does what the
-            layer can't: a nonzero ``weight_c``, layer normalisation, a custom module for the
-            products, a projection before the first layer, or different scales in the layers.
-            Nothing has been copied.
+            layer can't: a nonzero ``weight_c`` without recurrent=True, layer normalisation, a
+            custom module for the products, a projection before the first layer, or different scales
+            in the layers. Nothing has been copied.
     """
     transfer = _Transfer("load_sru_package_weights", state_dict)
     fn, rest = transfer.fn, transfer.rest
@@ -119,10 +119,15 @@ def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> N
         bias = transfer.take(f"{prefix}bias", (2 * d * D,))
         transfer.put(to_weight, weight.reshape(n, d, D, -1).permute(1, 3, 2, 0))
         transfer.put(getattr(module, f"bias_ih_l{layer}"), bias.reshape(2, d, D).transpose(0, 1))
-        if torch.any(rest.pop(f"{prefix}weight_c", bias.new_zeros(1)) != 0):
+        weight_c = rest.pop(f"{prefix}weight_c", bias.new_zeros(2 * d * D))
+        check_shape(fn, f"{prefix}weight_c", weight_c, (2 * d * D,))
+        if module.recurrent:
+            by_direction = weight_c.reshape(2, d, D).transpose(0, 1)
+            transfer.put(getattr(module, f"weight_c_l{layer}"), by_direction)
+        elif torch.any(weight_c != 0):
             raise ValueError(
-                f"{fn}: {prefix}weight_c is not 0, expected the weights of a layer made with "
-                "v1=True: otherwise its gates depend on the state, and it is another recurrence"
+                f"{fn}: {prefix}weight_c is not 0: the gates see the state, expected a module made "
+                "with recurrent=True"
             )
         scale = float(rest.pop(f"{prefix}scale_x", 1.0))
         if module.uses_input_as_highway(n):
