@@ -27,17 +27,25 @@ if not _core.ffi_targets():
 
 
 def _register_handlers() -> None:
-    cells = [row["name"] for row in _core.cell_table()]
+    families = {"_cell_": _core.cell_table(), "_solve_": _core.nonlinear_cell_table()}
     for platform in ("cpu", "CUDA"):  # JAX keeps those for CUDA until it finds a GPU
         for target, handler in _core.ffi_targets(platform).items():
-            # One handler serves all cells, each under its name.
-            for name in {target.replace("_cell_", f"_{cell}_") for cell in cells}:
+            # One handler serves all cells of a family, each under its name.
+            names = [
+                target.replace(family, f"_{row['name']}_")
+                for family, table in families.items()
+                for row in table
+                if family in target
+            ]
+            for name in names or [target]:
                 jax.ffi.register_ffi_target(name, handler, platform=platform)
 
 
 _register_handlers()
 
+from .._solve_report import SolveReport  # noqa: E402
 from ..cells import SequenceOptions  # noqa: E402
+from ._arguments import SolveOptions  # noqa: E402
 from ._cells import (  # noqa: E402
     gilr,
     gilr_step,
@@ -81,6 +89,14 @@ from ._layers import (  # noqa: E402
     sru_layer,
 )
 from ._lru import lru, lru_step  # noqa: E402
+from ._nonlinear import (  # noqa: E402
+    diagonal_gru,
+    diagonal_gru_step,
+    diagonal_lstm,
+    diagonal_lstm_step,
+    indrnn,
+    indrnn_step,
+)
 from ._scan import scan  # noqa: E402
 
 __all__ = [
@@ -88,7 +104,13 @@ __all__ = [
     "DenseReport",
     "Params",
     "SequenceOptions",
+    "SolveOptions",
+    "SolveReport",
     "SruParams",
+    "diagonal_gru",
+    "diagonal_gru_step",
+    "diagonal_lstm",
+    "diagonal_lstm_step",
     "gilr",
     "gilr_init",
     "gilr_layer",
@@ -101,6 +123,8 @@ __all__ = [
     "hgrn_init",
     "hgrn_layer",
     "hgrn_step",
+    "indrnn",
+    "indrnn_step",
     "lru",
     "lru_init",
     "lru_layer",
