@@ -1,11 +1,13 @@
 """Recurrences as JAX functions, under jit, grad, vmap, jvp and shard_map.
 
 `scan` and the cells (`sru`, `gilr`, `hgrn`, `min_gru`, `min_lstm`, `qrnn`, `rg_lru`, `lru`) are the
-differentiable versions of `scanrnn.scan` and of those in `scanrnn.cells`. Of every cell there are
-also one step for decoding (`sru_step`), and a layer with its parameters in a dictionary (`sru_init`
-and `sru_layer`); of `gilr_lstm` and `s5`, which are made of others, there is the layer alone.
-`scanrnn.jax.nnx` has the layers as Flax modules. `lstm`, `gru` and
-`rnn` are torch.nn's layers, parallel in time (under jit, reverse mode once, and vmap).
+differentiable versions of `scanrnn.scan` and of those in `scanrnn.cells`. `diagonal_gru`,
+`diagonal_lstm`, `indrnn` and `sru` with recurrent weights are nonlinear: they are solved in
+parallel over time, and can report how. Of every cell there are also one step for decoding
+(`sru_step`), and a layer with its parameters in a dictionary (`sru_init` and `sru_layer`); of
+`gilr_lstm` and `s5`, which are made of others, there is the layer alone. `scanrnn.jax.nnx` has the
+layers as Flax modules. `lstm`, `gru` and `rnn` are torch.nn's layers, parallel in time (under jit,
+reverse mode once, and vmap).
 """
 
 import importlib
@@ -66,6 +68,10 @@ from ._dense import DenseParams, DenseReport, gru, lstm, rnn  # noqa: E402
 from ._layers import (  # noqa: E402
     Params,
     SruParams,
+    diagonal_gru_init,
+    diagonal_gru_layer,
+    diagonal_lstm_init,
+    diagonal_lstm_layer,
     gilr_init,
     gilr_layer,
     gilr_lstm_init,
@@ -73,6 +79,8 @@ from ._layers import (  # noqa: E402
     hgrn_bounds,
     hgrn_init,
     hgrn_layer,
+    indrnn_init,
+    indrnn_layer,
     lru_init,
     lru_layer,
     min_gru_init,
@@ -108,8 +116,12 @@ __all__ = [
     "SolveReport",
     "SruParams",
     "diagonal_gru",
+    "diagonal_gru_init",
+    "diagonal_gru_layer",
     "diagonal_gru_step",
     "diagonal_lstm",
+    "diagonal_lstm_init",
+    "diagonal_lstm_layer",
     "diagonal_lstm_step",
     "gilr",
     "gilr_init",
@@ -124,6 +136,8 @@ __all__ = [
     "hgrn_layer",
     "hgrn_step",
     "indrnn",
+    "indrnn_init",
+    "indrnn_layer",
     "indrnn_step",
     "lru",
     "lru_init",

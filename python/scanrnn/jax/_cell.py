@@ -469,7 +469,7 @@ class Cell:
     backward: Callable[[Arrays, Arrays, Steps, Sequence[bool]], Arrays]
     #: Its number in the core's table; None if it has handlers of its own.
     kind: int | None = None
-    #: Roles of the results that have derivatives.
+    #: Roles of the results that have derivatives, "" for absent ones.
     result_roles: tuple[str, ...] = ("btd", "bd")
 
     #: The core's handlers of a cell with a number serve all of its family.
@@ -496,10 +496,9 @@ class Cell:
         target = p.name if self.kind is None else shared
         _lower_to_core(p, avals_of, target, self._attributes, doubles)
 
-    @property
-    def cotangent_roles(self) -> tuple[str, ...]:
-        """Roles of the cotangents that `backward` takes: of the first results."""
-        return self.result_roles
+    def seen_by_backward(self, results: Sequence[Any]) -> list[Any]:
+        """Of what there is for every result: that of those whose cotangents `backward` takes."""
+        return list(results)
 
     @property
     def _doubles(self) -> tuple[int, ...]:
@@ -558,7 +557,11 @@ class Cell:
     def _tangent_avals(self, *avals: Any, options: Options) -> list[Any]:
         main = avals[self.main]
         states, _ = self._shapes(main.shape, avals[-2].shape, options)
-        of_role = {"btd": (main.shape, main.dtype), "bd": (states, ACCUMULATION[main.dtype])}
+        of_role = {
+            "btd": (main.shape, main.dtype),
+            "bd": (states, ACCUMULATION[main.dtype]),
+            "": ((0,), main.dtype),
+        }
         return [aval_like(main, *of_role[role]) for role in self.result_roles]
 
     def _backward_avals(self, *avals: Any, options: Options, wanted: tuple[bool, ...]) -> list[Any]:
@@ -631,7 +634,8 @@ class Cell:
         ]
         operands = (*residuals, *directions, steps.index, steps.reset)
         out = bind(self.tangent_p, *operands, options=options)
-        grads = [y if is_linear(x) else None for x, y in zip(linear, out, strict=False)]
+        seen = self.seen_by_backward(out)
+        grads = [y if is_linear(x) else None for x, y in zip(linear, seen, strict=True)]
         return [*(None for _ in residuals), *grads, None, None]
 
     # Batching
@@ -687,7 +691,8 @@ class Cell:
             merged = tuple(self._checkpointed(*merged, options=options))
             return bind(self.backward_p, *merged, options=options, wanted=wanted)
 
-        roles = (*self.residual_roles, *self.cotangent_roles, "b", "bt")
+        given = self.seen_by_backward(self.result_roles)
+        roles = (*self.residual_roles, *given, "b", "bt")
         results = [role if want else "" for role, want in zip(self.roles, wanted, strict=True)]
         expand = {i for i, want in enumerate(wanted) if want}
         return batch(call, operands, dims, roles, results, options, expand)

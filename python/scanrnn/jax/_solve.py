@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
@@ -112,14 +112,12 @@ def _recurrence(
     _, _, states = jax.lax.associative_scan(
         merge, (sees, wide, list(drives)), reverse=options.reverse, axis=1
     )
-    final = (
-        jnp.where(steps.empty(), s, steps.at_last(x)) for s, x in zip(initial, states, strict=True)
-    )
-    return tuple(states), tuple(final)
+    pairs = zip(initial, states, strict=True)
+    return tuple(states), tuple(jnp.where(steps.empty(), s, steps.at_last(x)) for s, x in pairs)
 
 
 def _tangent(name: str, residuals: Arrays, directions: Arrays, steps: Steps) -> list[Array]:
-    """Directions of the output, the final states and the kept state, at the states found."""
+    """Directions of the output, the kept state and the final states, at the states found."""
     row = _TABLE[name]
     n, count = len(row["inputs"]), len(row["states"])
     inputs, initial, saved = residuals[:n], residuals[n : n + count], residuals[n + count :]
@@ -144,12 +142,13 @@ def _tangent(name: str, residuals: Arrays, directions: Arrays, steps: Steps) -> 
         d.astype(dtype) if present(d) else jnp.zeros((sequences, main.shape[2]), dtype)
         for d in directions[n:]
     )
-    kept = row["kept_state"] >= 0
+    keeps = row["kept_state"] >= 0
     if steps.time == 0:
-        return [jnp.zeros_like(main), *starts, *([jnp.zeros_like(main)] if kept else [])]
+        nothing = jnp.zeros_like(main)
+        return [nothing, nothing if keeps else absent().astype(main.dtype), *starts]
 
-    # An output that is a state was saved first, one that is kept last.
-    found = [saved[0 if i == row["output_state"] else -1].astype(dtype) for i in range(count)]
+    out, kept = saved
+    found = [(out if i == row["output_state"] else kept).astype(dtype) for i in range(count)]
     before = tuple(map(functools.partial(previous_states, steps=steps), found, initial))
 
     def step(before: States, values: Any) -> Any:
@@ -167,28 +166,30 @@ def _tangent(name: str, residuals: Arrays, directions: Arrays, steps: Steps) -> 
     states, final = _recurrence(list(zip(*columns, strict=True)), drives, starts, steps)
     entering = tuple(map(functools.partial(previous_states, steps=steps), states, starts))
     _, out = along(entering, moves)
-    results = [out, states[row["kept_state"]]] if kept else [out]
-    out, *rest = (jnp.where(valid, x, 0).astype(main.dtype) for x in results)
-    return [out, *final, *rest]
+    out, *kept = (
+        jnp.where(valid, x, 0).astype(main.dtype)
+        for x in ([out, states[row["kept_state"]]] if keeps else [out])
+    )
+    return [out, *(kept or [absent().astype(main.dtype)]), *final]
 
 
-def _backward(
-    name: str, residuals: Arrays, cotangents: Arrays, steps: Steps, wanted: Sequence[bool]
+def transposed(
+    tangent: Callable[[Arrays, Arrays, Steps], Arrays],
+    residuals: Arrays,
+    cotangents: Arrays,
+    steps: Steps,
+    wanted: Sequence[bool],
 ) -> list[Array]:
-    """Gradients of the wanted inputs: the tangent, transposed."""
+    """Gradients of the wanted inputs from cotangents of what a tangent gives."""
 
-    def tangent(chosen: Sequence[Array]) -> list[Array]:
+    def function(chosen: Sequence[Array]) -> Arrays:
         rest = iter(chosen)
-        return _tangent(name, residuals, [next(rest) if w else absent() for w in wanted], steps)
+        return tangent(residuals, [next(rest) if w else absent() for w in wanted], steps)
 
     shapes = [x for x, want in zip(residuals, wanted, strict=False) if want]
-    results = jax.eval_shape(tangent, shapes)
-    given = [*cotangents, *[absent()] * (len(results) - len(cotangents))]
-    (grads,) = jax.linear_transpose(tangent, shapes)(
-        [
-            g if present(g) else jnp.zeros(y.shape, y.dtype)
-            for g, y in zip(given, results, strict=True)
-        ]
+    pairs = zip(cotangents, jax.eval_shape(function, shapes), strict=True)
+    (grads,) = jax.linear_transpose(function, shapes)(
+        [g if present(g) else jnp.zeros(y.shape, y.dtype) for g, y in pairs]
     )
     rest = iter(grads)
     return [
@@ -197,49 +198,56 @@ def _backward(
     ]
 
 
+def _backward(
+    name: str, residuals: Arrays, cotangents: Arrays, steps: Steps, wanted: Sequence[bool]
+) -> list[Array]:
+    """Gradients of the wanted inputs, from cotangents of the output and the final states."""
+    out, *final = cotangents
+    tangent = functools.partial(_tangent, name)
+    return transposed(tangent, residuals, [out, absent(), *final], steps, wanted)
+
+
 # ---- Primitives ----------------------------------------------------------------------------------
+
+
+#: Where the kept state is among the results.
+_KEPT = 1
 
 
 @dataclass(frozen=True, eq=False)
 class SolveCell(Cell):
     """The primitives of a nonlinear cell, see `Cell`.
 
-    The results of `forward` are the output, the final states, the state that the cell keeps beside
-    its output, if it does (without elements unless saved), and the report (likewise unless asked
-    for). Residuals are the inputs, the initial states, the output if that is a state, and the state
-    that is kept.
+    The results of `forward` are the output; the state that the cell keeps beside it, absent unless
+    it does and it is saved; the final states; and the report, absent unless asked for. Residuals
+    are the inputs, the initial states, the output if that is a state, and the state that is kept.
     """
 
     family = "solve"
 
     @property
     def has_checkpoints(self) -> bool:
-        """None: states are where they are."""
+        """There are none: the states themselves are saved."""
         return False
-
-    @property
-    def _keeps(self) -> bool:
-        return self.result_roles[-1] == "btd"
-
-    @property
-    def cotangent_roles(self) -> tuple[str, ...]:
-        """All but the kept state's, which the kernel doesn't take."""
-        return self.result_roles[: len(self.result_roles) - self._keeps]
 
     @property
     def _doubles(self) -> tuple[int, ...]:
         return (len(self.result_roles),)
 
+    def seen_by_backward(self, results: Sequence[Any]) -> list[Any]:
+        """All but the kept state's."""
+        return [*results[:_KEPT], *results[_KEPT + 1 :]]
+
     def _attributes(self, options: Options) -> dict[str, Any]:
         attributes = super()._attributes(options)
         del attributes["report"]
-        return attributes
+        return attributes | {"segment": np.int64(attributes["segment"])}
 
     def _forward_avals(self, *avals: Any, options: Any, save: bool) -> list[Any]:
         results = super()._forward_avals(*avals, options=options, save=save)
         main = avals[self.main]
-        if self._keeps and not save:
-            results[-1] = aval_like(main, (0,), main.dtype)
+        if not save:
+            results[_KEPT] = aval_like(main, (0,), main.dtype)
         (sequences, _), _ = self._shapes(main.shape, avals[-2].shape, options)
         shape = (sequences, _COLUMNS) if options.report else (0,)
         return [*results, aval_like(main, shape, jax.dtypes.canonicalize_dtype(np.float64))]
@@ -248,23 +256,23 @@ class SolveCell(Cell):
         self, operands: Arrays, tangents: Sequence[Any], *, options: Options, save: bool
     ) -> tuple[list[Array], list[Any]]:
         results, out = super()._forward_jvp(operands, tangents, options=options, save=True)
-        if self._keeps and not save:
-            kept = len(self.result_roles) - 1
-            results[kept] = absent().astype(results[kept].dtype)
-            out[kept] = zero_tangent(results[kept])
+        if not save:
+            results[_KEPT] = absent().astype(results[_KEPT].dtype)
+        if not present(results[_KEPT]):
+            out[_KEPT] = zero_tangent(results[_KEPT])
         return results, out
 
     def _tangent_transpose(
         self, cotangents: Sequence[Any], *operands: Any, options: Options
     ) -> list[Any]:
-        n = len(self.cotangent_roles)
-        if all(isinstance(ct, ad.Zero) for ct in cotangents[n:]):
-            return super()._tangent_transpose(cotangents[:n], *operands, options=options)
+        if isinstance(cotangents[_KEPT], ad.Zero):
+            given = self.seen_by_backward(cotangents)
+            return super()._tangent_transpose(given, *operands, options=options)
         # A derivative of `backward` by the kept state, which it reads: no kernel has its cotangent.
         residuals, directions, steps = self._split(operands, options)
         wanted = tuple(map(is_linear, directions))
-        given = list(map(instantiate, cotangents))
-        grads = self.backward(residuals, given, steps, wanted)
+        given = [instantiate(ct) for ct in cotangents]
+        grads = transposed(self.tangent, residuals, given, steps, wanted)
         chosen = [g if want else None for g, want in zip(grads, wanted, strict=True)]
         return [*(None for _ in residuals), *chosen, None, None]
 
@@ -274,9 +282,10 @@ class SolveCell(Cell):
         def call(*merged: Array) -> list[Array]:
             return bind(self.forward_p, *merged, options=options, save=save)
 
-        kept = ("btd" if save else "",) if self._keeps else ()
-        report = "b" if options.report else ""  # of all channels, which therefore aren't merged
-        results = (*self.cotangent_roles, *kept, report)
+        results = [*self.result_roles, "b" if options.report else ""]
+        if not save:
+            results[_KEPT] = ""
+        # A report is of all channels of a sequence: with one, "b" alone can be merged.
         return batch(call, operands, dims, (*self.roles, "b", "bt"), results, options)
 
 
@@ -285,24 +294,22 @@ def _cell(row: Mapping[str, Any]) -> SolveCell:
 
     Operands: the row's inputs, (B, T, D) or (D,), and the initial states, (N, D).
     """
-    name, count = row["name"], len(row["states"])
-    outputs, kept = row["output_state"] >= 0, row["kept_state"] >= 0
-    roles = ("d" if spec["vector"] else "btd" for spec in row["inputs"])
-    roles = (*roles, *["bd"] * count)
+    name, states = row["name"], ("bd",) * len(row["states"])
+    steps = [("btd" if row[f"{which}_state"] >= 0 else "") for which in ("output", "kept")]
+    roles = (*("d" if spec["vector"] else "btd" for spec in row["inputs"]), *states)
     return SolveCell(
         name=name,
         roles=roles,
-        residual_roles=(*roles, *["btd"] * (outputs + kept)),
+        residual_roles=(*roles, *steps),
         main=0,
         residuals=lambda inputs, results: (
             *inputs,
-            *([results[0]] if outputs else []),
-            *([results[1 + count]] if kept else []),
+            *(x if role else absent() for x, role in zip(results, steps, strict=False)),
         ),
         tangent=functools.partial(_tangent, name),
         backward=functools.partial(_backward, name),
         kind=row["kind"],
-        result_roles=("btd", *["bd"] * count, *["btd"] * kept),
+        result_roles=("btd", steps[1], *states),
     )
 
 
@@ -323,10 +330,10 @@ def _run(
     call: Call,
 ) -> tuple[Array, States, Array]:
     inputs = operands_of(arrays, _TABLE[name]["inputs"], call)
-    h, *rest, report = CELLS[name](
+    h, _, *final, report = CELLS[name](
         (*inputs, *map(call.state, states)), call.index(index), call.reset(reset), call.options
     )
-    return call.unwhole(h), tuple(map(call.unstate, rest[: len(states)])), report
+    return call.unwhole(h), tuple(map(call.unstate, final)), report
 
 
 def _settings(
@@ -418,7 +425,11 @@ def results(
 
 
 def run_sru(
-    fn: str, inputs: tuple[Any, ...], v_f: Any, v_r: Any, **options: Any
+    fn: str,
+    inputs: tuple[Any, Any, Any, Any, Any, Any, Any, str],
+    v_f: Any,
+    v_r: Any,
+    **options: Any,
 ) -> tuple[Array, Array, SolveReport]:
     """`sru` with its recurrent weights or without.
 
