@@ -125,7 +125,7 @@ NONLINEAR = {
         kernel="indrnn",
         options={"activation": "tanh"},
     ),
-    "sru": Nonlinear(
+    "recurrent_sru": Nonlinear(
         sru,
         srj.sru,
         srj.sru_step,

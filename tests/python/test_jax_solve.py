@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 every_cell = pytest.mark.parametrize("name", NONLINEAR)
 #: One for each kind of state: the output, a pair of which one is the output, neither.
-some_cells = pytest.mark.parametrize("name", ["gru", "lstm-peephole", "sru"])
+some_cells = pytest.mark.parametrize("name", ["gru", "lstm-peephole", "recurrent_sru"])
 
 #: Several segments, however short the sequence is.
 SEGMENTS = {"segment": 8, "max_passes": 20}
@@ -57,7 +57,7 @@ def small(rng, name, options="plain"):
     ("name", "where"),
     [
         *(("lstm-peephole", where) for where in LARGE),
-        *itertools.product(["gru", "sru"], ["left-reverse", "packed-reset", "lengths"]),
+        *itertools.product(["gru", "recurrent_sru"], ["left-reverse", "packed-reset", "lengths"]),
         *((name, "plain") for name in NONLINEAR if name != "lstm-peephole"),
     ],
 )
@@ -251,7 +251,7 @@ def test_reports_are_pytrees(rng):
     for axes in ([0] * len(arrays), [0 if a.ndim > 1 else None for a in arrays]):
         some = [m if d == 0 else a for m, a, d in zip(many, arrays, axes, strict=True)]
         rows = jax.vmap(run, axes)(*some)
-        assert_close(rows, stacked(run, axes, some), 1e-9)
+        assert_close(rows, stacked(run, axes, some, 2), 1e-9)
     jax.config.update("jax_enable_x64", False)  # the fixture restores it
     _, report = reported(case, [a.astype("f") for a in arrays], segment=8)
     assert report.rows.dtype == np.float32
@@ -267,7 +267,7 @@ def test_tolerance(rng):
     assert tight.error_estimate[0] <= 1e-13 < loose.error_estimate[0] <= 0.1
 
 
-@pytest.mark.parametrize("name", ["lstm-peephole", "sru"])
+@pytest.mark.parametrize("name", ["lstm-peephole", "recurrent_sru"])
 def test_in_single_precision_alone(rng, name):
     """Without JAX's 64-bit types the options, which are doubles, reach the kernels all the same."""
     case = NONLINEAR[name]
@@ -327,8 +327,8 @@ BATCHES = {
     [
         *(("lstm-peephole", which, "plain") for which in BATCHES),
         ("lstm-peephole", "all", "packed-reset"),
-        ("sru", "steps", "lengths"),
-        ("sru", "all", "plain"),
+        ("recurrent_sru", "steps", "lengths"),
+        ("recurrent_sru", "all", "plain"),
         ("gru", "all", "plain"),
     ],
 )

@@ -29,14 +29,17 @@ if not _core.ffi_targets():
 
 
 def _register_handlers() -> None:
-    families = {"_cell_": _core.cell_table(), "_solve_": _core.nonlinear_cell_table()}
+    families = {
+        "_cell_": [row["name"] for row in _core.cell_table()],
+        "_solve_": [row["name"] for row in _core.nonlinear_cell_table()],
+    }
     for platform in ("cpu", "CUDA"):  # JAX keeps those for CUDA until it finds a GPU
         for target, handler in _core.ffi_targets(platform).items():
             # One handler serves all cells of a family, each under its name.
             names = [
-                target.replace(family, f"_{row['name']}_")
-                for family, table in families.items()
-                for row in table
+                target.replace(family, f"_{cell}_")
+                for family, cells in families.items()
+                for cell in cells
                 if family in target
             ]
             for name in names or [target]:

@@ -21,7 +21,7 @@ from jax import Array
 from jax.interpreters import ad
 
 from .. import _core
-from .._solve_report import SolveReport
+from .._solve_report import COLUMNS, SolveReport
 from ._arguments import recurrent_sru_call, sru_call
 from ._call import Call, check_state
 from ._cell import (
@@ -45,7 +45,6 @@ from ._fused import check_inputs, one_step, operands_of, run
 from ._scan import SCAN, previous_states
 
 _TABLE = {row["name"]: row for row in _core.nonlinear_cell_table()}
-_COLUMNS = 6  # of a report
 
 jax.tree_util.register_pytree_node(
     SolveReport, lambda report: ((report.rows,), None), lambda _, rows: SolveReport(*rows)
@@ -166,11 +165,9 @@ def _tangent(name: str, residuals: Arrays, directions: Arrays, steps: Steps) -> 
     states, final = _recurrence(list(zip(*columns, strict=True)), drives, starts, steps)
     entering = tuple(map(functools.partial(previous_states, steps=steps), states, starts))
     _, out = along(entering, moves)
-    out, *kept = (
-        jnp.where(valid, x, 0).astype(main.dtype)
-        for x in ([out, states[row["kept_state"]]] if keeps else [out])
-    )
-    return [out, *(kept or [absent().astype(main.dtype)]), *final]
+    results = (out, states[row["kept_state"]]) if keeps else (out,)
+    out, *more = (jnp.where(valid, x, 0).astype(main.dtype) for x in results)
+    return [out, *(more or [absent().astype(main.dtype)]), *final]
 
 
 def transposed(
@@ -249,7 +246,7 @@ class SolveCell(Cell):
         if not save:
             results[_KEPT] = aval_like(main, (0,), main.dtype)
         (sequences, _), _ = self._shapes(main.shape, avals[-2].shape, options)
-        shape = (sequences, _COLUMNS) if options.report else (0,)
+        shape = (sequences, COLUMNS) if options.report else (0,)
         return [*results, aval_like(main, shape, jax.dtypes.canonicalize_dtype(np.float64))]
 
     def _forward_jvp(
