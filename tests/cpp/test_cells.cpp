@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "arrays.hpp"
+#include "near.hpp"
 
 using namespace test;
 using namespace scanrnn;
@@ -13,96 +14,9 @@ namespace {
 
 // --- the equations ------------------------------------------------------------------------------
 
-// Their arithmetic's unit roundoff, with what the library's functions and order may add.
-double roundoff = 0;
-
-// A number, how far rounding may have taken the computed one from it, and the size of its terms,
-// which the rounding of their sum goes by.
-struct Near {
-  double v = 0, e = 0, s = 0;
-  Near() = default;
-  Near(double value) : v(value), s(std::fabs(value)) {}
-  Near(double value, double error, double size) : v(value), e(error), s(size) {}
-};
-Near operator+(Near p, Near q) {
-  return {p.v + q.v, p.e + q.e + roundoff * (p.s + q.s), p.s + q.s};
-}
-Near operator-(Near p) { return {-p.v, p.e, p.s}; }
-Near operator-(Near p, Near q) { return p + -q; }
-Near operator*(Near p, Near q) {
-  return {p.v * q.v, p.s * q.e + p.e * q.s + roundoff * p.s * q.s, p.s * q.s};
-}
-Near operator/(Near p, Near q) {
-  const double v = p.v / q.v;
-  return {v, (p.e + std::fabs(v) * q.e) / std::fabs(q.v) + roundoff * p.s / std::fabs(q.v),
-          p.s / std::fabs(q.v)};
-}
-// A function's value f and slope there.
-Near lift(Near p, double f, double slope) {
-  return {f, std::fabs(slope) * p.e + roundoff * std::fabs(f), std::fabs(f)};
-}
-Near exp(Near p) { return lift(p, std::exp(p.v), std::exp(p.v)); }
-Near expm1(Near p) { return lift(p, std::expm1(p.v), std::exp(p.v)); }
-Near sigmoid(Near p) {
-  const double e = std::exp(-std::fabs(p.v)), f = (p.v < 0 ? e : 1) / (1 + e);
-  return lift(p, f, f * (1 - f));
-}
-Near softplus(Near p) {
-  return lift(p, std::max(p.v, 0.0) + std::log1p(std::exp(-std::fabs(p.v))), sigmoid(p).v);
-}
-Near tanh(Near p) { return lift(p, std::tanh(p.v), 1 - std::tanh(p.v) * std::tanh(p.v)); }
-Near sqrt(Near p) { return lift(p, std::sqrt(p.v), p.v > 0 ? 0.5 / std::sqrt(p.v) : 0); }
-// The root's slope, with the bound that RG-LRU documents.
-Near root_slope(Near p) { return p.v < 2.5e-7 ? Near(1000) : Near(0.5) / sqrt(p); }
-// 1 or 0; where the sign isn't sure, neither is this.
-Near is_positive(Near p) { return {p.v > 0 ? 1.0 : 0.0, std::fabs(p.v) <= p.e ? 1.0 : 0.0, 1}; }
-Near relu(Near p) { return {std::max(p.v, 0.0), p.e, p.s}; }
-bool is_negative(Near p) { return p.v < 0; }
-
-// A number and its derivative with respect to one of a step's inputs, or to its state.
-struct Dual {
-  Near v, d;
-  Dual() = default;
-  Dual(double value) : v(value) {}
-  Dual(Near value) : v(value) {}
-  Dual(Near value, Near slope) : v(value), d(slope) {}
-};
-Dual operator+(Dual p, Dual q) { return {p.v + q.v, p.d + q.d}; }
-Dual operator-(Dual p) { return {-p.v, -p.d}; }
-Dual operator-(Dual p, Dual q) { return {p.v - q.v, p.d - q.d}; }
-Dual operator*(Dual p, Dual q) { return {p.v * q.v, p.d * q.v + p.v * q.d}; }
-Dual operator/(Dual p, Dual q) {
-  const Near v = p.v / q.v;
-  return {v, p.d / q.v - v * q.d / q.v};
-}
-Dual exp(Dual p) { return {exp(p.v), exp(p.v) * p.d}; }
-Dual expm1(Dual p) { return {expm1(p.v), exp(p.v) * p.d}; }
-Dual sigmoid(Dual p) { return {sigmoid(p.v), sigmoid(p.v) * (Near(1) - sigmoid(p.v)) * p.d}; }
-Dual softplus(Dual p) { return {softplus(p.v), sigmoid(p.v) * p.d}; }
-Dual tanh(Dual p) { return {tanh(p.v), (Near(1) - tanh(p.v) * tanh(p.v)) * p.d}; }
-Dual sqrt(Dual p) { return {sqrt(p.v), root_slope(p.v) * p.d}; }
-Dual relu(Dual p) { return {relu(p.v), is_positive(p.v) * p.d}; }
-
-Dual activate(Activation g, Dual v) {
-  switch (g) {
-    case Activation::tanh:
-      return tanh(v);
-    case Activation::relu:
-      return relu(v);
-    case Activation::silu:
-      return v * sigmoid(v);
-    case Activation::sigmoid:
-      return sigmoid(v);
-    case Activation::positive:
-      return is_negative(v.v) ? sigmoid(v) : v + 0.5;
-    default:
-      return v;
-  }
-}
-
 // What a paper says of a step: c_t = a c_{t-1} + x, and the output.
 struct Map {
-  Dual a, x;
+  Tangent a, x;
 };
 
 struct Range {
@@ -118,12 +32,12 @@ struct Paper;
 template <>
 struct Paper<SruCell> {
   static constexpr Range ranges[] = {kPlainInput, kGate, kGate, kPlainInput, {-1, 1}, {-1, 1}};
-  static Map step(const SruCell&, const Dual* in, unsigned) {
-    const Dual f = sigmoid(in[SruCell::kForget] + in[SruCell::kBiasForget]);
+  static Map step(const SruCell&, const Tangent* in, unsigned) {
+    const Tangent f = sigmoid(in[SruCell::kForget] + in[SruCell::kBiasForget]);
     return {f, (1 - f) * in[SruCell::kU]};
   }
-  static Dual output(const SruCell& cell, const Dual* in, Dual c) {
-    const Dual r = sigmoid(in[SruCell::kReset] + in[SruCell::kBiasReset]);
+  static Tangent output(const SruCell& cell, const Tangent* in, Tangent c) {
+    const Tangent r = sigmoid(in[SruCell::kReset] + in[SruCell::kBiasReset]);
     return r * activate(cell.activation, c) + (1 - r) * in[SruCell::kSkip];
   }
 };
@@ -131,23 +45,23 @@ struct Paper<SruCell> {
 template <>
 struct Paper<GilrCell> {
   static constexpr Range ranges[] = {kGate, {-2, 2}, {0, 1}};
-  static Map step(const GilrCell& cell, const Dual* in, unsigned) {
-    const Dual pre = in[GilrCell::kGate], bound = in[GilrCell::kBound];
-    const Dual f = bound + (1 - bound) * sigmoid(cell.gate == Gate::update ? -pre : pre);
+  static Map step(const GilrCell& cell, const Tangent* in, unsigned) {
+    const Tangent pre = in[GilrCell::kGate], bound = in[GilrCell::kBound];
+    const Tangent f = bound + (1 - bound) * sigmoid(cell.gate == Gate::update ? -pre : pre);
     return {f, (1 - f) * activate(cell.activation, in[GilrCell::kCandidate])};
   }
-  static Dual output(const GilrCell&, const Dual*, Dual h) { return h; }
+  static Tangent output(const GilrCell&, const Tangent*, Tangent h) { return h; }
 };
 
 template <>
 struct Paper<QrnnCell> {
   static constexpr Range ranges[] = {{-2, 2}, kGate, kGate, kGate};
-  static Map step(const QrnnCell& cell, const Dual* in, unsigned given) {
-    const Dual f = sigmoid(in[QrnnCell::kForget]);
-    const Dual i = given >> QrnnCell::kInput & 1u ? sigmoid(in[QrnnCell::kInput]) : 1 - f;
+  static Map step(const QrnnCell& cell, const Tangent* in, unsigned given) {
+    const Tangent f = sigmoid(in[QrnnCell::kForget]);
+    const Tangent i = given >> QrnnCell::kInput & 1u ? sigmoid(in[QrnnCell::kInput]) : 1 - f;
     return {f, i * activate(cell.activation, in[QrnnCell::kCandidate])};
   }
-  static Dual output(const QrnnCell&, const Dual* in, Dual c) {
+  static Tangent output(const QrnnCell&, const Tangent* in, Tangent c) {
     return sigmoid(in[QrnnCell::kOutput]) * c;
   }
 };
@@ -155,23 +69,23 @@ struct Paper<QrnnCell> {
 template <>
 struct Paper<MinLstmCell> {
   static constexpr Range ranges[] = {kGate, kGate, {-2, 2}};
-  static Map step(const MinLstmCell& cell, const Dual* in, unsigned) {
-    const Dual f = sigmoid(in[MinLstmCell::kForget]), i = sigmoid(in[MinLstmCell::kInput]);
+  static Map step(const MinLstmCell& cell, const Tangent* in, unsigned) {
+    const Tangent f = sigmoid(in[MinLstmCell::kForget]), i = sigmoid(in[MinLstmCell::kInput]);
     return {f / (f + i), i / (f + i) * activate(cell.activation, in[MinLstmCell::kCandidate])};
   }
-  static Dual output(const MinLstmCell&, const Dual*, Dual h) { return h; }
+  static Tangent output(const MinLstmCell&, const Tangent*, Tangent h) { return h; }
 };
 
 template <>
 struct Paper<RgLruCell> {
   static constexpr Range ranges[] = {kPlainInput, kGate, kGate, {-9, 2}};
-  static Map step(const RgLruCell& cell, const Dual* in, unsigned) {
-    const Dual log_a =
-        -Dual(cell.c) * softplus(in[RgLruCell::kLambda]) * sigmoid(in[RgLruCell::kGate]);
-    const Dual rest = -expm1(2 * log_a);  // 1 - a^2
+  static Map step(const RgLruCell& cell, const Tangent* in, unsigned) {
+    const Tangent log_a =
+        -Tangent(cell.c) * softplus(in[RgLruCell::kLambda]) * sigmoid(in[RgLruCell::kGate]);
+    const Tangent rest = -expm1(2 * log_a);  // 1 - a^2
     return {exp(log_a), sqrt(rest) * sigmoid(in[RgLruCell::kInput]) * in[RgLruCell::kX]};
   }
-  static Dual output(const RgLruCell&, const Dual*, Dual h) { return h; }
+  static Tangent output(const RgLruCell&, const Tangent*, Tangent h) { return h; }
 };
 
 // --- calls --------------------------------------------------------------------------------------
@@ -383,10 +297,10 @@ void check(const Inputs<Cell>& in, const Outputs<Cell>& out) {
     Near a, c, c_prev;
   };
   std::vector<Step> steps(static_cast<std::size_t>(T));
-  const auto duals = [&](const Step& p, Dual* values, int seed) {
+  const auto duals = [&](const Step& p, Tangent* values, int seed) {
     for (int i = 0; i < Cell::inputs; ++i) values[i] = {p.values[i], Near(i == seed ? 1 : 0)};
   };
-  Dual values[Cell::inputs];
+  Tangent values[Cell::inputs];
   for (Index n = 0; n < in.sequences(); ++n) {
     for (Index d = 0; d < D; ++d) {
       const Near start(in.initial ? in.initial.get(0, n, d).re : 0);
@@ -407,7 +321,7 @@ void check(const Inputs<Cell>& in, const Outputs<Cell>& out) {
         c = map.a.v * c + map.x.v;
         p.a = map.a.v;
         p.c = c;
-        y.add((b * T + t) * D + d, Equations::output(in.cell, values, Dual(c)).v);
+        y.add((b * T + t) * D + d, Equations::output(in.cell, values, Tangent(c)).v);
         stored = Near(out.out.get(b, t, d).re);
       });
       final_state.add(n * D + d, c);
@@ -417,11 +331,11 @@ void check(const Inputs<Cell>& in, const Outputs<Cell>& out) {
         const Step& p = steps[static_cast<std::size_t>(t)];
         const Near dy(in.dout ? in.dout.get(b, t, d).re : 0);
         duals(p, values, -1);
-        g = g + dy * Equations::output(in.cell, values, Dual(p.c, Near(1))).d;
+        g = g + dy * Equations::output(in.cell, values, Tangent(p.c, Near(1))).d;
         for (int i = 0; i < Cell::inputs; ++i) {
           duals(p, values, i);
           const Map map = Equations::step(in.cell, values, given);
-          const Near slope = Equations::output(in.cell, values, Dual(p.c)).d;
+          const Near slope = Equations::output(in.cell, values, Tangent(p.c)).d;
           Near term = g * (map.a.d * p.c_prev + map.x.d) + dy * slope;
           const bool vector = has(Cell::vector_inputs, i);
           if (vector) term.e += 8 * roundoff * term.s;

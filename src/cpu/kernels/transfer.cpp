@@ -140,6 +140,17 @@ void transfer_any(const TransferArgs& g, std::ptrdiff_t step0, std::ptrdiff_t st
   }
 }
 
+// The last lanes of a row, fewer than a register has: halves of what a register holds.
+template <class S, int N = Vec<S>::lanes / 2>
+SCANRNN_HD void copy_some(S* to, const S* from, int count) {
+  if ((count & N) != 0) {
+    __builtin_memcpy(to, from, N * sizeof(S));
+    to += N;
+    from += N;
+  }
+  if constexpr (N > 1) copy_some<S, N / 2>(to, from, count);
+}
+
 // Lanes contiguous.
 template <class E, bool Load>
 void transfer_rows(const TransferArgs& g) {
@@ -162,7 +173,15 @@ void transfer_rows(const TransferArgs& g) {
       }
     }
   }
-  transfer_any<E, Load>(g, 0, g.steps, whole, g.lanes);
+  if constexpr (std::is_same_v<E, S>) {
+    for (std::ptrdiff_t t = 0; whole < g.lanes && t < g.steps; ++t) {
+      const std::ptrdiff_t at = t * g.step_stride + whole, row = t * g.row_stride + whole;
+      copy_some(static_cast<S*>(g.target) + (Load ? row : at),
+                static_cast<const S*>(g.source) + (Load ? at : row), g.lanes - whole);
+    }
+  } else {
+    transfer_any<E, Load>(g, 0, g.steps, whole, g.lanes);
+  }
 }
 
 // Steps contiguous.
