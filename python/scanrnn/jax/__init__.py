@@ -7,7 +7,7 @@ parallel over time, and can report how. Of every cell there are also one step fo
 (`sru_step`), and a layer with its parameters in a dictionary (`sru_init` and `sru_layer`); of
 `gilr_lstm` and `s5`, which are made of others, there is the layer alone. `scanrnn.jax.nnx` has the
 layers as Flax modules. `lstm`, `gru` and `rnn` are torch.nn's layers, parallel in time (under jit,
-reverse mode once, and vmap).
+reverse mode once, and vmap). `weights` makes layers' parameters of other packages' weights.
 """
 
 import importlib
@@ -50,6 +50,7 @@ _register_handlers()
 
 from .._solve_report import SolveReport  # noqa: E402
 from ..cells import SequenceOptions  # noqa: E402
+from . import weights  # noqa: E402
 from ._arguments import SolveOptions  # noqa: E402
 from ._cells import (  # noqa: E402
     gilr,
@@ -171,6 +172,7 @@ __all__ = [
     "sru_init",
     "sru_layer",
     "sru_step",
+    "weights",
 ]
 
 

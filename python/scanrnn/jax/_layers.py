@@ -743,6 +743,7 @@ def rg_lru_layer(
     h0: ArrayLike | None = None,
     *,
     c: float = 8.0,
+    scale_start: bool = True,
     **options: Unpack[SequenceOptions],
 ) -> tuple[Array, Array]:
     """One RG-LRU layer: the matrix product, and `rg_lru`. See `sru_layer` for combining layers.
@@ -752,6 +753,9 @@ def rg_lru_layer(
         x: (..., T, input_size) in the parameters' dtype.
         h0: (..., hidden_size), as in `rg_lru`.
         c: as in `rg_lru`.
+        scale_start: whether a step without a state before it (the first one where h0 is None, and
+            one with `reset`) has its input scaled by sqrt(1 - a^2) too. The paper scales it,
+            RecurrentGemma's code does not.
         options: as in `sru_layer`.
 
     Returns:
@@ -766,6 +770,13 @@ def rg_lru_layer(
     x, weight = _check_input(fn, x, params["weight"], options)
     r, i, *projection = _parts(params, jnp.tensordot(x, weight, 1))
     x = projection[0] if projection else x
+    if not scale_start:
+        call, steps = _steps(fn, x, options)
+        starts = steps.valid() & ~steps.connected()
+        starts = starts | steps.first() if h0 is None else starts
+        log_a = -c * jax.nn.softplus(params["lam"]) * jax.nn.sigmoid(call.whole(r))
+        scale = jnp.sqrt(-jnp.expm1(2 * jnp.where(starts, log_a, -1)))
+        x = call.unwhole(jnp.where(starts, call.whole(x) / scale, call.whole(x)))
     return run(*rg_lru_call(fn, x, r, i, params["lam"], h0, c), **options)
 
 
