@@ -9,12 +9,14 @@ when they are needed and not before.
 from . import _core, _distributions, cells, debug
 from ._core import cuda_available, get_num_threads, set_num_threads
 from ._scan import scan, scan_vjp
+from ._solve_report import SolveReport
 
 __version__: str = _core.build_info()["version"]
 
 _distributions.check()
 
 __all__ = [
+    "SolveReport",
     "__version__",
     "cells",
     "cuda_available",

@@ -61,7 +61,7 @@ class SolveReport:
 
     @cached_property
     def status(self) -> NDArray[np.str_]:
-        """(N,) "converged", "fell_back" (some channels ran serially in part) or "serial" (all did)."""
+        """(N,) "converged", "fell_back" (some channels, in part, to serial) or "serial" (all)."""
         return np.array(_STATUS)[self._table[:, 0].astype(np.intp)]
 
     @property

@@ -6,50 +6,70 @@ library in, the same one out; PyTorch and JAX arrays go to `scanrnn.torch` and `
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-    Unpack,
-    get_args,
-    overload,
-)
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack, get_args, overload
 
 from . import _core
 from ._array import (
     ACCUMULATION,
-    REAL,
     Array,
-    Descriptor,
     Frontend,
-    adopt,
-    device_options,
     give_back,
     owner_of,
     require_one_framework,
 )
-from ._array.layout import Descriptors, Layout, PaddingSide, expect_dtype, expect_shape
+from ._array.layout import PaddingSide
+from ._cell_call import Activation as Activation
+from ._cell_call import Call, Function, split
+from ._cell_call import SequenceOptions as SequenceOptions
+from ._cell_call import SruActivation as SruActivation
+from ._nonlinear import (
+    DiagonalGruGrads,
+    DiagonalLstmGrads,
+    IndRnnGrads,
+    RecurrentSruGrads,
+    SolveOptions,
+    diagonal_gru,
+    diagonal_gru_step,
+    diagonal_gru_vjp,
+    diagonal_lstm,
+    diagonal_lstm_step,
+    diagonal_lstm_vjp,
+    indrnn,
+    indrnn_step,
+    indrnn_vjp,
+    recurrent_sru,
+    recurrent_sru_step,
+    recurrent_sru_vjp,
+)
 
 __all__ = [
+    "DiagonalGruGrads",
+    "DiagonalLstmGrads",
     "GilrGrads",
     "HgrnGrads",
+    "IndRnnGrads",
     "MinGruGrads",
     "MinLstmGrads",
     "QrnnGrads",
+    "RecurrentSruGrads",
     "RgLruGrads",
     "SruGrads",
+    "diagonal_gru",
+    "diagonal_gru_step",
+    "diagonal_gru_vjp",
+    "diagonal_lstm",
+    "diagonal_lstm_step",
+    "diagonal_lstm_vjp",
     "gilr",
     "gilr_step",
     "gilr_vjp",
     "hgrn",
     "hgrn_step",
     "hgrn_vjp",
+    "indrnn",
+    "indrnn_step",
+    "indrnn_vjp",
     "min_gru",
     "min_gru_step",
     "min_gru_vjp",
@@ -67,24 +87,7 @@ __all__ = [
     "sru_vjp",
 ]
 
-Activation: TypeAlias = Literal["identity", "tanh", "relu", "silu", "sigmoid", "positive"]
-SruActivation: TypeAlias = Literal["identity", "tanh", "relu"]
 ArrayT = TypeVar("ArrayT")
-
-#: In the order of the core's numbers.
-_ACTIVATIONS = get_args(Activation)
-
-
-class SequenceOptions(TypedDict, total=False):
-    """Where the time axis and the sequences are, as in `scanrnn.scan`."""
-
-    axis: int
-    reverse: bool
-    cu_seqlens: Any
-    lengths: Any
-    reset: Any
-    padding_side: PaddingSide
-
 
 # Gradients, in the order of a function's arguments
 
@@ -158,24 +161,7 @@ class RgLruGrads(NamedTuple):
 # The functions
 
 
-@dataclass(frozen=True)
-class _Function:
-    """A public function: which of the core's cells it is, and what it calls its arguments."""
-
-    name: str
-    cell: str
-    #: Names of the arguments, the main one first and the initial state last.
-    arguments: tuple[str, ...]
-    #: The argument for each of the cell's inputs in the core's order; None: the cell goes without.
-    inputs: tuple[str | None, ...]
-    #: Those that may be None.
-    optional: tuple[str, ...] = ()
-    #: Values of the cell's options that callers don't have.
-    fixed: Mapping[str, float] = field(default_factory=dict)
-    activations: tuple[str, ...] = _ACTIVATIONS
-
-
-_SRU = _Function(
+_SRU = Function(
     "sru",
     "sru",
     SruGrads._fields,
@@ -183,20 +169,20 @@ _SRU = _Function(
     ("skip", "bias_f", "bias_r"),
     activations=get_args(SruActivation),
 )
-_GILR = _Function("gilr", "gilr", GilrGrads._fields, ("f", "z", None), fixed={"gate": 0})
-_HGRN = _Function(
+_GILR = Function("gilr", "gilr", GilrGrads._fields, ("f", "z", None), fixed={"gate": 0})
+_HGRN = Function(
     "hgrn", "gilr", HgrnGrads._fields, ("f", "z", "bound"), ("bound",), fixed={"gate": 0}
 )
-_MIN_GRU = _Function("min_gru", "gilr", MinGruGrads._fields, ("z", "v", None), fixed={"gate": 1})
-_MIN_LSTM = _Function("min_lstm", "min_lstm", MinLstmGrads._fields, ("f", "i", "v"))
-_QRNN_F = _Function(
+_MIN_GRU = Function("min_gru", "gilr", MinGruGrads._fields, ("z", "v", None), fixed={"gate": 1})
+_MIN_LSTM = Function("min_lstm", "min_lstm", MinLstmGrads._fields, ("f", "i", "v"))
+_QRNN_F = Function(
     "qrnn", "gilr", QrnnGrads._fields, ("f", "z", None), ("o", "i"), fixed={"gate": 0}
 )
-_QRNN = _Function("qrnn", "qrnn", QrnnGrads._fields, ("z", "f", "o", "i"), ("i",))
-_RG_LRU = _Function("rg_lru", "rg_lru", RgLruGrads._fields, ("x", "r", "i", "lam"))
+_QRNN = Function("qrnn", "qrnn", QrnnGrads._fields, ("z", "f", "o", "i"), ("i",))
+_RG_LRU = Function("rg_lru", "rg_lru", RgLruGrads._fields, ("x", "r", "i", "lam"))
 
 
-def _qrnn(fn: str, o: object, i: object) -> _Function:
+def _qrnn(fn: str, o: object, i: object) -> Function:
     """The pooling that the given gates ask for."""
     if o is None and i is not None:
         raise ValueError(f"{fn}: i is given without o, expected both, o alone or neither")
@@ -213,10 +199,13 @@ def sru(
     bias_r: Array | None = None,
     c0: Array | None = None,
     *,
+    v_f: Array | None = None,
+    v_r: Array | None = None,
     activation: SruActivation = "identity",
     return_final: Literal[False] = False,
     return_checkpoints: Literal[False] = False,
-    **sequences: Unpack[SequenceOptions],
+    return_report: Literal[False] = False,
+    **options: Unpack[SolveOptions],
 ) -> ArrayT: ...
 @overload
 def sru(
@@ -228,10 +217,13 @@ def sru(
     bias_r: Array | None = None,
     c0: Array | None = None,
     *,
+    v_f: Array | None = None,
+    v_r: Array | None = None,
     activation: SruActivation = "identity",
     return_final: Literal[True],
     return_checkpoints: Literal[False] = False,
-    **sequences: Unpack[SequenceOptions],
+    return_report: Literal[False] = False,
+    **options: Unpack[SolveOptions],
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def sru(
@@ -243,10 +235,13 @@ def sru(
     bias_r: Array | None = None,
     c0: Array | None = None,
     *,
+    v_f: Array | None = None,
+    v_r: Array | None = None,
     activation: SruActivation = "identity",
     return_final: bool = False,
     return_checkpoints: bool = False,
-    **sequences: Unpack[SequenceOptions],
+    return_report: bool = False,
+    **options: Unpack[SolveOptions],
 ) -> Any: ...
 def sru(
     u: Any,
@@ -257,8 +252,13 @@ def sru(
     bias_r: Any = None,
     c0: Any = None,
     *,
+    v_f: Any = None,
+    v_r: Any = None,
     activation: SruActivation = "identity",
     axis: int = -2,
+    tolerance: float | None = None,
+    max_passes: int = 8,
+    segment: int | None = None,
     reverse: bool = False,
     cu_seqlens: Any = None,
     lengths: Any = None,
@@ -266,15 +266,17 @@ def sru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
     return_checkpoints: bool = False,
+    return_report: bool = False,
 ) -> Any:
-    """Simple recurrent unit, without the v * c_{t-1} terms: its recurrence is linear in c.
+    """Simple recurrent unit.
 
-        f'_t = sigmoid(f_t + bias_f),  r'_t = sigmoid(r_t + bias_r)
+        f'_t = sigmoid(f_t + v_f * c_{t-1} + bias_f),  r'_t = sigmoid(r_t + v_r * c_{t-1} + bias_r)
         c_t = f'_t * c_{t-1} + (1 - f'_t) * u_t
         h_t = r'_t * g(c_t) + (1 - r'_t) * skip_t
 
-    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018, with v = 0.
-    Gates, recurrence and output are one kernel: no gate is ever stored.
+    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018. Gates,
+    recurrence and output are one kernel: no gate is ever stored. Without v_f and v_r the recurrence
+    is linear in c; with them it is solved as that of `diagonal_gru`.
 
     Args:
         u: candidates W x, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
@@ -286,25 +288,52 @@ def sru(
         bias_r: likewise.
         c0: states before the first step, u's shape without the time axis, in u's dtype or its
             accumulation dtype; None means zeros. (N, D) with cu_seqlens.
+        v_f: (D,) recurrent weights, in u's dtype or its accumulation dtype; None, with v_r: none.
+        v_r: likewise.
         activation: g, "identity", "tanh" or "relu".
         axis: the time axis of u.
+        tolerance: with v_f and v_r, as in `diagonal_gru`; else ignored. Likewise max_passes and
+            segment.
+        max_passes: see tolerance.
+        segment: see tolerance.
         reverse: run from the end of each sequence.
         cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
         lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
         reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
         padding_side: as in `scanrnn.scan`.
         return_final: return the final states too.
-        return_checkpoints: return what `sru_vjp` needs: one state in 32 steps.
+        return_checkpoints: return what `sru_vjp` needs: one state in 32 steps, or with v_f and v_r
+            all states.
+        return_report: return a `SolveReport` too, with v_f and v_r.
 
     Returns:
-        h, with u's shape and dtype, and what was asked for after it: (h, c_T), (h, checkpoints) or
-        (h, c_T, checkpoints). c_T has c0's shape and the accumulation dtype, float32 for 16-bit
+        h, with u's shape and dtype, and what was asked for after it, in the order (h, c_T,
+        checkpoints, report). c_T has c0's shape and the accumulation dtype, float32 for 16-bit
         floats; checkpoints is an opaque array.
 
     Raises:
         ValueError: a shape, stride, length, offset, option or device is wrong.
         TypeError: a dtype or a framework is wrong, or the frameworks differ.
     """
+    if v_f is not None or v_r is not None:
+        return recurrent_sru(
+            (u, f, r, skip, bias_f, bias_r, v_f, v_r, c0),
+            activation,
+            tolerance=tolerance,
+            max_passes=max_passes,
+            segment=segment,
+            axis=axis,
+            reverse=reverse,
+            cu_seqlens=cu_seqlens,
+            lengths=lengths,
+            reset=reset,
+            padding_side=padding_side,
+            return_final=return_final,
+            return_report=return_report,
+            return_checkpoints=return_checkpoints,
+        )
+    if return_report:
+        raise ValueError("sru: return_report is True without v_f and v_r, expected False")
     return _forward(
         _SRU,
         (u, f, r, skip, bias_f, bias_r, c0),
@@ -332,6 +361,8 @@ def sru_vjp(
     dh: Any,
     dfinal: Any = None,
     *,
+    v_f: Any = None,
+    v_r: Any = None,
     activation: SruActivation = "identity",
     axis: int = -2,
     reverse: bool = False,
@@ -339,7 +370,7 @@ def sru_vjp(
     lengths: Any = None,
     reset: Any = None,
     padding_side: PaddingSide = "right",
-) -> SruGrads:
+) -> SruGrads | RecurrentSruGrads:
     """Gradients of `sru`, for NumPy, CuPy and DLPack arrays.
 
     PyTorch and JAX differentiate `sru` itself. States and gates are recomputed from the
@@ -357,6 +388,8 @@ def sru_vjp(
         dh: gradient of the loss with respect to h, u's shape and dtype; None means zeros.
         dfinal: gradient with respect to c_T, in c0's shape, in u's dtype or its accumulation dtype;
             None means zeros.
+        v_f: as given to `sru`; likewise v_r.
+        v_r: see v_f.
         activation: as given to `sru`, and likewise all that follow.
         axis: see activation.
         reverse: see activation.
@@ -366,12 +399,27 @@ def sru_vjp(
         padding_side: see activation.
 
     Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
+        One gradient an argument, in its shape and dtype; None for arguments that were None. With
+        v_f and v_r a `RecurrentSruGrads`.
 
     Raises:
         ValueError: a shape, stride, length, offset, option or device is wrong.
         TypeError: a dtype or a framework is wrong.
     """
+    if v_f is not None or v_r is not None:
+        return recurrent_sru_vjp(
+            (u, f, r, skip, bias_f, bias_r, v_f, v_r, c0),
+            checkpoints,
+            dh,
+            dfinal,
+            activation,
+            axis=axis,
+            reverse=reverse,
+            cu_seqlens=cu_seqlens,
+            lengths=lengths,
+            reset=reset,
+            padding_side=padding_side,
+        )
     return SruGrads(
         *_vjp(
             _SRU,
@@ -399,6 +447,8 @@ def sru_step(
     bias_r: Array | None,
     c: Array | None,
     *,
+    v_f: Array | None = None,
+    v_r: Array | None = None,
     activation: SruActivation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
     """One step of `sru`, for decoding: what a sequence of one step gives.
@@ -411,6 +461,8 @@ def sru_step(
         bias_f: (D,), as in `sru`.
         bias_r: (D,), as in `sru`.
         c: (..., D), the state before the step; None means zeros.
+        v_f: (D,), as in `sru`.
+        v_r: (D,), as in `sru`.
         activation: as in `sru`.
 
     Returns:
@@ -420,6 +472,8 @@ def sru_step(
         ValueError: a shape, stride, option or device is wrong.
         TypeError: a dtype or a framework is wrong, or the frameworks differ.
     """
+    if v_f is not None or v_r is not None:
+        return recurrent_sru_step((u, f, r, skip, bias_f, bias_r, v_f, v_r, c), activation)
     return _step(_SRU, (u, f, r, skip, bias_f, bias_r, c), {"activation": activation})
 
 
@@ -1554,7 +1608,7 @@ def rg_lru_step(
 
 
 def _forward(
-    function: _Function,
+    function: Function,
     values: Sequence[Any],
     options: dict[str, Any],
     *,
@@ -1582,11 +1636,11 @@ def _forward(
         return_final: see axis.
         return_checkpoints: see axis.
     """
-    fn, main, like = function.name, function.arguments[0], values[0]
+    fn, main, like = function.name, function.main, values[0]
     sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
     owner = owner_of(fn, main, like)
     if isinstance(owner, Frontend):
-        require_one_framework(fn, *_split(function, values))
+        require_one_framework(fn, *split(function, values))
         if return_checkpoints:
             raise TypeError(
                 f"{fn}: return_checkpoints is True, expected False for a {owner.type_name}, which "
@@ -1601,7 +1655,7 @@ def _forward(
             return_final=return_final,
             **sequences,
         )
-    call = _Call(fn, function, values, options, axis, reverse, sequences, padding_side)
+    call = Call(fn, function, values, options, axis, reverse, sequences, padding_side)
     layout, library = call.layout, call.library
     state = function.arguments[-1]
     with library.guard(call.main):
@@ -1609,11 +1663,13 @@ def _forward(
         h = library.empty_like(call.main)
         final = library.empty(layout.state_shape, dtype, call.main) if return_final else None
         checkpoints = None
-        if return_checkpoints and not call.state_is_output:
+        if return_checkpoints and not function.row["state_is_output"]:
             checkpoints = library.empty(call.checkpoints_shape, dtype, call.main)
+        inputs, (initial,) = call.describe_arguments(call.arrays)
         _core.cell_forward(
             call.kind,
-            *call.describe_arguments(call.arrays),
+            inputs,
+            initial,
             layout.full("h", h),
             layout.state("final", final),
             call.describe_checkpoints(checkpoints),
@@ -1629,7 +1685,7 @@ def _forward(
 
 
 def _vjp(
-    function: _Function,
+    function: Function,
     values: Sequence[Any],
     saved: Any,
     dh: Any,
@@ -1659,7 +1715,7 @@ def _vjp(
         reset: see dh.
         padding_side: see dh.
     """
-    fn, main, like = f"{function.name}_vjp", function.arguments[0], values[0]
+    fn, main, like = f"{function.name}_vjp", function.main, values[0]
     sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
     owner = owner_of(fn, main, like)
     if isinstance(owner, Frontend):
@@ -1667,23 +1723,27 @@ def _vjp(
             f"{fn}: {main} is a {owner.type_name}, which differentiates {function.name} itself; "
             "expected a NumPy, CuPy or DLPack array"
         )
-    state_is_output = _CELLS[function.cell]["state_is_output"]
+    state_is_output = function.row["state_is_output"]
     saved_name = "h" if state_is_output else "checkpoints"
     if saved is None:
         raise TypeError(f"{fn}: {saved_name} is None, expected what {function.name} returned")
     extra = {saved_name: saved, "dh": dh, "dfinal": dfinal}
-    call = _Call(fn, function, values, options, axis, reverse, sequences, padding_side, extra)
+    call = Call(fn, function, values, options, axis, reverse, sequences, padding_side, extra)
     layout, library = call.layout, call.library
     with library.guard(call.main):
         grads = {n: None if v is None else library.empty_like(v) for n, v in call.arrays.items()}
         saved = call.extra[saved_name]
+        inputs, (initial,) = call.describe_arguments(call.arrays)
+        dinputs, (dinitial,) = call.describe_arguments(grads)
         _core.cell_backward(
             call.kind,
-            *call.describe_arguments(call.arrays),
+            inputs,
+            initial,
             layout.full("h", saved) if state_is_output else call.describe_checkpoints(saved),
             layout.full("dh", call.extra["dh"]),
             layout.state("dfinal", call.extra["dfinal"]),
-            *call.describe_arguments(grads),
+            dinputs,
+            dinitial,
             **call.keywords,
         )
         return [
@@ -1691,10 +1751,10 @@ def _vjp(
         ]
 
 
-def _step(function: _Function, values: Sequence[Any], options: dict[str, Any]) -> tuple[Any, Any]:
+def _step(function: Function, values: Sequence[Any], options: dict[str, Any]) -> tuple[Any, Any]:
     """The output of one step, and the state after it."""
     *inputs, state = values
-    vectors = _vectors(function)
+    vectors = function.vectors
 
     def one_step(name: str, array: Any) -> Any:
         return array if array is None or name in vectors else array[..., None, :]
@@ -1702,167 +1762,3 @@ def _step(function: _Function, values: Sequence[Any], options: dict[str, Any]) -
     steps = [one_step(n, v) for n, v in zip(function.arguments, inputs, strict=False)]
     h, final = _forward(function, (*steps, state), options, return_final=True)
     return h[..., 0, :], final
-
-
-_CELLS = {row["name"]: row for row in _core.cell_table()}
-
-
-def _vectors(function: _Function) -> list[str | None]:
-    """The arguments with one value a channel."""
-    inputs = _CELLS[function.cell]["inputs"]
-    return [n for n, row in zip(function.inputs, inputs, strict=True) if row["vector"]]
-
-
-def _split(function: _Function, values: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments by name: those that must be given, and those that may be None."""
-    named = dict(zip(function.arguments, values, strict=True))
-    may_be_none = {*function.optional, function.arguments[-1]}
-    required = {n: v for n, v in named.items() if n not in may_be_none}
-    return required, {n: v for n, v in named.items() if n in may_be_none}
-
-
-class _Call:
-    """Arguments of one call of the core's cells.
-
-    Several batch axes are merged into one: a view where the strides allow it, else a copy. (`scan`
-    loops over them instead; here forward and backward must agree on one checkpoints array.)
-    """
-
-    def __init__(
-        self,
-        fn: str,
-        function: _Function,
-        values: Sequence[Any],
-        options: dict[str, Any],
-        axis: int,
-        reverse: bool,
-        sequences: dict[str, Any],
-        padding_side: PaddingSide,
-        extra: dict[str, Any] | None = None,
-    ) -> None:
-        self.fn = fn
-        self.function = function
-        main, state = function.arguments[0], function.arguments[-1]
-        row = _CELLS[function.cell]
-        self.kind: int = row["kind"]
-        self.state_is_output: bool = row["state_is_output"]
-        numbers = self._numbers(options)
-        self._vectors = _vectors(function)
-        self._states = (state, "dfinal")
-        self._full = {*function.arguments, "h", "dh"} - {state, *self._vectors}
-        required, optional = _split(function, values)
-        optional |= extra or {}
-        library, arrays = adopt(fn, required, optional)
-        named = dict(zip([*required, *optional], arrays, strict=True))
-        self.library = library
-        self._merged: Layout | None = None
-        with library.guard(named[main]):
-            layout = Layout(
-                fn, main, library, named[main], axis, **sequences, padding_side=padding_side
-            )
-            expect_dtype(fn, main, named[main], layout.code, REAL)
-            if len(layout.batch) > 1:
-                self._merged = layout
-                named = {n: self._merge(n, v) for n, v in named.items()}
-                rows = math.prod(layout.batch)
-                for n, shape in (("lengths", (rows,)), ("reset", (rows, layout.time))):
-                    if sequences[n] is not None:
-                        value = library.auxiliary(sequences[n], named[main])
-                        sequences = sequences | {n: value.reshape(shape)}
-                layout = Layout(
-                    fn, main, library, named[main], -2, **sequences, padding_side=padding_side
-                )
-        self.layout = layout
-        self.arrays = {n: named[n] for n in function.arguments}
-        self.extra = {n: named[n] for n in extra or ()}
-        self.main = named[main]
-        B, D = math.prod(layout.batch), math.prod(layout.channels)
-        N = B if layout.cu_seqlens is None else layout.state_shape[0]
-        self.checkpoints_shape = (_core.checkpoint_rows(B, layout.time, N), D)
-        self.keywords: dict[str, Any] = {
-            "options": numbers,
-            "reverse": bool(reverse),
-            "cu_seqlens": layout.cu_seqlens,
-            "lengths": layout.lengths,
-            "reset": layout.reset,
-            "left_padded": layout.left_padded,
-            **device_options(library, self.main),
-        }
-
-    def _numbers(self, options: dict[str, Any]) -> list[float]:
-        """The values of the cell's options, in the core's order."""
-        values = {**self.function.fixed, **options}
-        return [
-            self._number(row["name"], values[row["name"]])
-            for row in _CELLS[self.function.cell]["options"]
-        ]
-
-    def _number(self, name: str, value: Any) -> float:
-        if name != "activation":
-            return float(value)
-        allowed = self.function.activations
-        if value not in allowed:
-            *first, last = map(repr, allowed)
-            raise ValueError(
-                f"{self.fn}: activation is {value!r}, expected {', '.join(first)} or {last}"
-            )
-        return allowed.index(value)
-
-    def _merge(self, name: str, array: Any) -> Any:
-        merged = self._merged
-        assert merged is not None
-        if array is None:
-            return None
-        rows = math.prod(merged.batch)
-        if name in self._full:
-            expect_shape(self.fn, name, array.shape, merged.shape)
-            return array.transpose(merged.order).reshape(rows, merged.time, *merged.channels)
-        if name in self._states:
-            expect_shape(self.fn, name, array.shape, merged.state_shape)
-            return array.reshape(rows, *merged.channels)
-        return array
-
-    def restore(self, name: str, array: Any) -> Any:
-        """A result in the axes of the argument of that name: undo the merging of batch axes."""
-        merged = self._merged
-        if merged is None:
-            return array
-        if name in self._full:
-            inverse = sorted(range(len(merged.order)), key=merged.order.__getitem__)
-            return array.reshape(*merged.batch, merged.time, *merged.channels).transpose(inverse)
-        return array.reshape(merged.state_shape) if name in self._states else array
-
-    def describe_arguments(self, arrays: dict[str, Any]) -> tuple[Descriptors, Any]:
-        """Descriptors of the inputs and the initial state, or of their gradients.
-
-        Arguments that the cell goes without are None.
-        """
-        vectors, state = self._vectors, self.function.arguments[-1]
-        inputs = [
-            None
-            if name is None
-            else (self._describe_vector if name in vectors else self.layout.full)(
-                name, arrays[name]
-            )
-            for name in self.function.inputs
-        ]
-        return inputs, self.layout.state(state, arrays[state])
-
-    def _describe_vector(self, name: str, array: Any) -> Descriptor | None:
-        if array is None:
-            return None
-        layout = self.layout
-        descriptor = layout.describe(name, array)
-        expect_dtype(self.fn, name, array, descriptor[1], [layout.code, ACCUMULATION[layout.code]])
-        expect_shape(self.fn, name, descriptor[2], layout.channels)
-        pointer, code, _, _, device = descriptor
-        return descriptor if layout.channels else (pointer, code, (1,), (1,), device)
-
-    def describe_checkpoints(self, array: Any) -> Any:
-        """Descriptor of the checkpoints, checked."""
-        if array is None:
-            return None
-        descriptor = self.layout.describe("checkpoints", array)
-        expect_dtype(self.fn, "checkpoints", array, descriptor[1], [ACCUMULATION[self.layout.code]])
-        expect_shape(self.fn, "checkpoints", descriptor[2], self.checkpoints_shape)
-        return descriptor
