@@ -12,6 +12,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp
 import reference
+import scanrnn
 import scanrnn.jax as srj
 from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
@@ -118,6 +119,35 @@ def test_axes_and_absent_arguments(rng, name):
     absent = [None if n in optional else a for n, a in pairs]
     zeros = [np.zeros_like(a) if n in optional else a for n, a in pairs]
     assert_close(call(case, absent), call(case, zeros), 1e-12)
+
+
+@every_cell
+def test_same_bits_as_numpy(rng, name):
+    """Arrays of JAX that are given to `scanrnn.cells` come here too."""
+    case = NONLINEAR[name]
+    arrays = arguments(rng, case, {}, 2, 70, 5, "float32")
+    options = {"lengths": np.array([70, 33]), "segment": 16} | case.options
+    inner = getattr(case.function, "func", case.function)
+    absent = getattr(case.function, "keywords", {})
+    named = dict(zip(case.arguments, arrays, strict=True))
+    function = partial(getattr(scanrnn.cells, inner.__name__), return_final=True, **options)
+    want = jax.tree.leaves(function(**named, **absent))
+    given = {n: jnp.asarray(a) for n, a in named.items()}
+    other = jax.tree.leaves(function(**given, **absent))
+    got = jax.tree.leaves(call(case, arrays, **options))
+    for one, two, three in zip(got, want, other, strict=True):
+        reference.assert_same_bits(one, two)
+        assert isinstance(three, jax.Array)
+        reference.assert_same_bits(three, two)
+    names = [n.removesuffix("0") for n in case.states]
+    row = {n: a[:, 0] if a.ndim == 3 else a for n, a in named.items() if n not in case.states}
+    row |= dict(zip(names, arrays[-len(names) :], strict=True))
+    step = partial(getattr(scanrnn.cells, f"{inner.__name__}_step"), **case.options, **absent)
+    given = {n: jnp.asarray(a) for n, a in row.items()}
+    pairs = zip(jax.tree.leaves(step(**row)), jax.tree.leaves(step(**given)), strict=True)
+    for one, two in pairs:
+        assert isinstance(two, jax.Array)
+        reference.assert_same_bits(two, one)
 
 
 @some_cells
@@ -282,14 +312,23 @@ def test_in_single_precision_alone(rng, name):
 # ---- Transformations -----------------------------------------------------------------------------
 
 
-@every_cell
-def test_derivatives_in_both_modes(rng, name):
+@pytest.mark.parametrize(
+    ("name", "order"), [("gru", 2), ("lstm-peephole", 1), ("indrnn", 2), ("recurrent_sru", 2)]
+)
+def test_derivatives_in_both_modes(rng, name, order):
     _, run, _, arrays = small(rng, name)
-    check_grads(jax.jit(loss_of(run)), arrays, 2, ["fwd", "rev"], atol=1e-5, rtol=1e-5)
+    check_grads(jax.jit(loss_of(run)), arrays, order, ["fwd", "rev"], atol=1e-5, rtol=1e-5)
 
 
-@some_cells
-@pytest.mark.parametrize("options", ["left-reverse", "packed-reset"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gru", "packed-reset"),
+        ("lstm-coupled", "left-reverse"),
+        ("lstm-coupled", "packed-reset"),
+        ("recurrent_sru", "left-reverse"),
+    ],
+)
 def test_second_derivatives_are_the_loops(rng, name, options):
     case, run, loop_of, arrays = small(rng, name, options)
     gradient, expected = (jax.grad(loss_of(f), case.every) for f in (run, loop_of))
@@ -356,7 +395,7 @@ def test_vmap(rng, name, which, options):
     assert_close(jax.grad(total, case.every)(*many), tuple(moved))
 
 
-@some_cells
+@pytest.mark.parametrize("name", ["gru", "recurrent_sru"])
 def test_vmap_of_second_derivatives(rng, name):
     case, run, _, arrays = small(rng, name)
     tangents = tuple(values(rng, *a.shape) for a in arrays)
