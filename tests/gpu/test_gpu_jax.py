@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import reference
 import scanrnn.jax as srj
 from jax.sharding import Mesh, PartitionSpec
-from jax_helpers import LARGE, kernels, sizes, x64  # noqa: F401
+from jax_helpers import LARGE, assert_close, kernels, sizes, x64  # noqa: F401
+from jax_nonlinear import NONLINEAR, arguments, call, loop, loss_of
 from reference import DTYPES, REAL_DTYPES, accumulation, assert_matches, gates, normal
 
 
@@ -119,6 +120,46 @@ def test_sru(rng, dtype, x64):
     for got, value in zip(gradients, wanted.values(), strict=True):
         rtol = {2: 1e-2, 4: 1e-4, 8: None}[dtype.itemsize]
         assert_matches(np.asarray(got), value, units=4, rtol=rtol)
+
+
+@pytest.mark.parametrize("where", ["plain", "left-reverse", "packed-reset"])
+@pytest.mark.parametrize("name", NONLINEAR)
+def test_nonlinear_cells(rng, name, where, x64):
+    case = NONLINEAR[name]
+    options = LARGE[where] | case.options
+    arrays = arguments(rng, case, options, 3, 37, 5)
+    solve = jax.jit(lambda *a: jax.vjp(lambda *b: call(case, b, segment=8, **options), *a))
+    want = jax.jit(lambda *a: jax.vjp(lambda *b: loop(case, b, **options), *a))
+    (got, pullback), (want, expected) = solve(*arrays), want(*arrays)
+    assert_close(got, want, 1e-9)
+    seeds = jax.tree.map(jnp.cos, got)
+    assert_close(pullback(seeds), expected(seeds), 1e-9)
+
+
+@pytest.mark.parametrize("name", NONLINEAR)
+def test_long_nonlinear_cells(rng, name):
+    """Gradients, bits and reports of what is solved in parallel, in single precision."""
+    case = NONLINEAR[name]
+    arrays = arguments(rng, case, {}, 2, 20_000, 5, np.float32)
+    # Weights with which no two ways of rounding part.
+    arrays = [np.clip(a, -0.9, 0.9) if a.ndim == 1 else a for a in arrays]
+    named = dict(zip(case.arguments, arrays, strict=True))
+    solve = jax.jit(lambda named: case.function(**named, **case.options, return_report=True))
+    h, report = solve(named)
+    assert set(report.status) == {"converged"}
+    assert report.rows.shape == (2, 6)
+    want, _ = jax.jit(lambda a: loop(case, a, **case.options))(arrays)
+    np.testing.assert_allclose(h, want, rtol=1e-4, atol=1e-5)
+    solved, serial = (
+        jax.jit(jax.grad(loss_of(lambda a, f=f: f(case, a, **case.options)), case.every))
+        for f in (call, loop)
+    )
+    grads = solved(*arrays)
+    for g, e in zip(grads, serial(*arrays), strict=True):
+        np.testing.assert_allclose(g, e, rtol=1e-3, atol=1e-3 * np.abs(e).max())
+    for _ in range(5):
+        jax.tree.map(np.testing.assert_array_equal, solve(named)[0], h)
+        jax.tree.map(np.testing.assert_array_equal, solved(*arrays), grads)
 
 
 def test_w07_transformations(rng, x64):

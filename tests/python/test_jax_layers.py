@@ -14,6 +14,8 @@ import reference
 import scanrnn.jax as srj
 from jax_cells import CASES, loop
 from jax_helpers import SMALL, assert_close, sizes, values, x64  # noqa: F401
+from jax_nonlinear import NONLINEAR
+from jax_nonlinear import loop as nonlinear_loop
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -40,7 +42,34 @@ LAYERS = {
     "sru": (srj.sru_init, srj.sru_layer, "sru", "u f r skip"),
     "gilr_lstm": (srj.gilr_lstm_init, srj.gilr_lstm_layer, "qrnn-ifo", "z f o i"),
     "s5": (srj.s5_init, srj.s5_layer, "lru", ""),
+    "diagonal_gru": (srj.diagonal_gru_init, srj.diagonal_gru_layer, "gru", "r z n"),
+    "diagonal_lstm": (
+        partial(srj.diagonal_lstm_init, peephole=True),
+        srj.diagonal_lstm_layer,
+        "lstm-peephole",
+        "i f g o",
+    ),
+    "diagonal_lstm-coupled": (
+        partial(srj.diagonal_lstm_init, coupled=True, peephole=True, bias=False),
+        srj.diagonal_lstm_layer,
+        "lstm-coupled",
+        "f g o",
+    ),
+    "indrnn": (
+        srj.indrnn_init,
+        partial(srj.indrnn_layer, activation="tanh"),
+        "indrnn",
+        "p",
+    ),
+    "sru-recurrent": (
+        partial(srj.sru_init, recurrent=True),
+        partial(srj.sru_layer, activation="tanh"),
+        "recurrent_sru",
+        "u f r skip",
+    ),
 }
+#: Layers whose state is a pair of states.
+PAIRS = ("gilr_lstm", "diagonal_lstm", "diagonal_lstm-coupled")
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -59,14 +88,28 @@ def layer(name, key=0, dtype=jnp.float64):
 def initial(rng, name, N):
     """The states before the first step, as the layer's function takes them."""
     wide = "complex128" if LAYERS[name][2] == "lru" else "float64"
-    sizes = {"qrnn-ifo-2": (5, 3), "gilr_lstm": (5, 5), "rg_lru-same": (3,)}.get(name, (5,))
+    sizes = {"qrnn-ifo-2": (5, 3), "rg_lru-same": (3,)} | dict.fromkeys(PAIRS, (5, 5))
+    sizes = sizes.get(name, (5,))
     return [values(rng, N, size, dtype=wide) for size in sizes]
 
 
 def by_hand(name, params, x, state, second=None, **options):
     """The layer out of its equations: y and the recurrent states after the last steps."""
     _, _, cell, parts = LAYERS[name]
-    case, parts = CASES[cell], parts.split()
+    case, parts = (CASES | NONLINEAR)[cell], parts.split()
+    if cell in NONLINEAR:
+        products = jnp.tensordot(x, params["weight"], 1) + params.get("bias", 0)
+        named = {n: products[..., k, :] for k, n in enumerate(parts)}
+        recurrent = params.get("recurrent", [])
+        named |= {"u" if n == "p" else f"u_{n}": u for n, u in zip(parts, recurrent, strict=False)}
+        gates = (n for n in parts if n != "g")
+        named |= {f"w_{n}": w for n, w in zip(gates, params.get("peephole", []), strict=False)}
+        named |= {"b_n": params["bias_n"]} if cell == "gru" else {}
+        named |= {n: params[n] for n in case.vectors if n in params}
+        states = [state] if second is None else [state, second]
+        arrays = [*(named[n] for n in case.names), *states]
+        h, final = nonlinear_loop(case, arrays, **case.options, **options)
+        return h, list(final)
     if cell == "lru":
         u = x @ (params["B"][:, 0] + 1j * params["B"][:, 1])
         if name == "s5":
@@ -186,7 +229,7 @@ def test_gradients(rng, name):
     params, _ = layer(name)
     arrays = (params, values(rng, 2, 6, 3), *initial(rng, name, 2))
     wanted = tuple(range(len(arrays)))
-    recurrent = 2 if name == "gilr_lstm" else 1
+    recurrent = 2 if name in PAIRS else 1
     got, want = (
         jax.jit(jax.grad(partial(loss, f), wanted))(*arrays)
         for f in (
@@ -278,11 +321,27 @@ def test_initial_weights(name):
         window = weight.shape[0] if weight.ndim == 4 else 1
         parts = [*parts.split(), "x"] if name == "rg_lru-same" else parts.split()
         assert weight.shape[-3:] == (300, len(parts), 500)
-        assert abs(float(jnp.var(weight)) * 300 * window - 1) < 0.01
+        variance = (1 + 0.5 + 0.5 + 1) / 4 if name == "sru-recurrent" else 1
+        assert abs(float(jnp.var(weight)) * 300 * window - variance) < 0.01
     for bias in (params.get("bias"), params.get("bias_f")):
         assert bias is None or not np.any(bias)
-    without = ("hgrn", "min_gru-no-bias", "lru", "lru-wider", "s5", "sru")
-    assert ("bias" in params) == (name not in without)
+    without = ("hgrn", "min_gru-no-bias", "lru", "lru-wider", "s5", "sru", "sru-recurrent")
+    assert ("bias" in params) == (name not in (*without, "diagonal_lstm-coupled"))
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("diagonal_gru", -1, 1), ("diagonal_lstm", -1, 1), ("indrnn", 0, 1), ("sru-recurrent", -1, 1)],
+)
+def test_initial_recurrent_weights(name, low, high):
+    params = LAYERS[name][0](jax.random.key(1), 3, 4000)
+    if name == "sru-recurrent":
+        u = np.stack([params["v_f"], params["v_r"]]) / np.sqrt(3 / 2)
+    else:
+        u = params["recurrent"]
+    assert low <= u.min() < low + 0.01
+    assert high - 0.01 < u.max() <= high
+    assert abs(np.mean(u) - (low + high) / 2) < 0.03
 
 
 def test_initial_decay_of_rg_lru():
@@ -312,7 +371,18 @@ def test_initial_ring_of_lru():
 
 
 @pytest.mark.parametrize(
-    "name", ["gilr_lstm", "hgrn", "min_gru", "min_lstm", "qrnn-ifo-2", "rg_lru", "lru", "s5"]
+    "name",
+    [
+        "diagonal_lstm",
+        "gilr_lstm",
+        "hgrn",
+        "min_gru",
+        "min_lstm",
+        "qrnn-ifo-2",
+        "rg_lru",
+        "lru",
+        "s5",
+    ],
 )
 def test_layers_learn(name):
     """One layer in each direction, and a matrix: the loss of a small problem falls."""
@@ -352,7 +422,7 @@ def test_layers_learn(name):
 @every_layer
 def test_errors(name):
     init, run, _, _ = LAYERS[name]
-    fn = run.__name__
+    fn = getattr(run, "func", run).__name__
     make = f"{fn.removesuffix('_layer')}_init"
     with pytest.raises(ValueError, match=f"{make}: hidden_size is 0, expected at least 1"):
         init(jax.random.key(0), 3, 0)
@@ -397,6 +467,11 @@ def test_errors(name):
          lambda key: srj.lru_init(key, 3, 4, min_radius=0.5, max_radius=0.4)),
         ("s5_init: min_step is 0.2 and max_step is 0.1, expected 0 < min_step",
          lambda key: srj.s5_init(key, 3, 4, min_step=0.2)),
+        ("indrnn_init: max_recurrent is 0, expected a positive number",
+         lambda key: srj.indrnn_init(key, 3, 4, max_recurrent=0)),
+        ("sru_layer: return_report was given, expected v_f and v_r with it",
+         lambda key: srj.sru_layer(
+             srj.sru_init(key, 3, 4), np.zeros((2, 5, 3), "f"), return_report=True)),
         ("lru_init: max_phase is -1, expected a positive number",
          lambda key: srj.lru_init(key, 3, 4, max_phase=-1)),
         ("lru_init: output_size is 0, expected at least 1",

@@ -41,6 +41,10 @@ MODULES = {
     "LRU": ({"max_radius": 0.9}, srj.lru_layer, {}),
     "GILRLSTM": ({"bias": False}, srj.gilr_lstm_layer, {}),
     "S5": ({"min_step": 0.05}, srj.s5_layer, {}),
+    "DiagonalGRU": ({}, srj.diagonal_gru_layer, {}),
+    "DiagonalLSTM": ({"peephole": True}, srj.diagonal_lstm_layer, {}),
+    "IndRNN": ({"activation": "tanh"}, srj.indrnn_layer, {"activation": "tanh"}),
+    "SRU-recurrent": ({"recurrent": True, "highway_bias": -1.0}, srj.sru_layer, {}),
 }
 every_module = pytest.mark.parametrize("name", MODULES)
 
@@ -48,7 +52,7 @@ every_module = pytest.mark.parametrize("name", MODULES)
 def make(nnx, name, **options):
     own, _, _ = MODULES[name]
     options = {"num_layers": 2, "dtype": jnp.float64} | own | options
-    return getattr(srj.nnx, name)(3, 4, rngs=nnx.Rngs(0), **options)
+    return getattr(srj.nnx, name.partition("-")[0])(3, 4, rngs=nnx.Rngs(0), **options)
 
 
 def by_hand(name, module, x, states, **options):
@@ -98,6 +102,20 @@ def test_steps_and_pieces(nnx, rng, name):
         row, states = module.step(x[:, t], states)
         rows.append(row[:, None])
     assert_close((jnp.concatenate(rows, 1), states), (want, last), 1e-12)
+
+
+def test_reports(nnx, rng):
+    module = make(nnx, "DiagonalLSTM", bidirectional=True, max_passes=0, dtype=jnp.float32)
+    x = values(rng, 2, 300, 3, dtype="float32")
+    want, _ = module(x)
+    y, states, reports = module(x, return_report=True)
+    assert len(reports) == len(states) == 4
+    assert {report.worst.status for report in reports} == {"serial"}
+    run = nnx.jit(lambda m, x: m(x, return_report=True, max_passes=8, segment=32))
+    parallel, _, reports = run(module, x)
+    assert {report.worst.status for report in reports} == {"converged"}
+    for h in (y, parallel):
+        assert_close(h, want, 1e-5)
 
 
 def test_window_of_two(nnx, rng):

@@ -1,11 +1,13 @@
 """Recurrences as JAX functions, under jit, grad, vmap, jvp and shard_map.
 
 `scan` and the cells (`sru`, `gilr`, `hgrn`, `min_gru`, `min_lstm`, `qrnn`, `rg_lru`, `lru`) are the
-differentiable versions of `scanrnn.scan` and of those in `scanrnn.cells`. Of every cell there are
-also one step for decoding (`sru_step`), and a layer with its parameters in a dictionary (`sru_init`
-and `sru_layer`); of `gilr_lstm` and `s5`, which are made of others, there is the layer alone.
-`scanrnn.jax.nnx` has the layers as Flax modules. `lstm`, `gru` and
-`rnn` are torch.nn's layers, parallel in time (under jit, reverse mode once, and vmap).
+differentiable versions of `scanrnn.scan` and of those in `scanrnn.cells`. `diagonal_gru`,
+`diagonal_lstm`, `indrnn` and `sru` with recurrent weights are nonlinear: they are solved in
+parallel over time, and can report how. Of every cell there are also one step for decoding
+(`sru_step`), and a layer with its parameters in a dictionary (`sru_init` and `sru_layer`); of
+`gilr_lstm` and `s5`, which are made of others, there is the layer alone. `scanrnn.jax.nnx` has the
+layers as Flax modules. `lstm`, `gru` and `rnn` are torch.nn's layers, parallel in time (under jit,
+reverse mode once, and vmap). `weights` makes layers' parameters of other packages' weights.
 """
 
 import importlib
@@ -27,17 +29,29 @@ if not _core.ffi_targets():
 
 
 def _register_handlers() -> None:
-    cells = [row["name"] for row in _core.cell_table()]
+    families = {
+        "_cell_": [row["name"] for row in _core.cell_table()],
+        "_solve_": [row["name"] for row in _core.nonlinear_cell_table()],
+    }
     for platform in ("cpu", "CUDA"):  # JAX keeps those for CUDA until it finds a GPU
         for target, handler in _core.ffi_targets(platform).items():
-            # One handler serves all cells, each under its name.
-            for name in {target.replace("_cell_", f"_{cell}_") for cell in cells}:
+            # One handler serves all cells of a family, each under its name.
+            names = [
+                target.replace(family, f"_{cell}_")
+                for family, cells in families.items()
+                for cell in cells
+                if family in target
+            ]
+            for name in names or [target]:
                 jax.ffi.register_ffi_target(name, handler, platform=platform)
 
 
 _register_handlers()
 
+from .._solve_report import SolveReport  # noqa: E402
 from ..cells import SequenceOptions  # noqa: E402
+from . import weights  # noqa: E402
+from ._arguments import SolveOptions  # noqa: E402
 from ._cells import (  # noqa: E402
     gilr,
     gilr_step,
@@ -58,6 +72,10 @@ from ._dense import DenseParams, DenseReport, gru, lstm, rnn  # noqa: E402
 from ._layers import (  # noqa: E402
     Params,
     SruParams,
+    diagonal_gru_init,
+    diagonal_gru_layer,
+    diagonal_lstm_init,
+    diagonal_lstm_layer,
     gilr_init,
     gilr_layer,
     gilr_lstm_init,
@@ -65,6 +83,8 @@ from ._layers import (  # noqa: E402
     hgrn_bounds,
     hgrn_init,
     hgrn_layer,
+    indrnn_init,
+    indrnn_layer,
     lru_init,
     lru_layer,
     min_gru_init,
@@ -81,6 +101,14 @@ from ._layers import (  # noqa: E402
     sru_layer,
 )
 from ._lru import lru, lru_step  # noqa: E402
+from ._nonlinear import (  # noqa: E402
+    diagonal_gru,
+    diagonal_gru_step,
+    diagonal_lstm,
+    diagonal_lstm_step,
+    indrnn,
+    indrnn_step,
+)
 from ._scan import scan  # noqa: E402
 
 __all__ = [
@@ -88,7 +116,17 @@ __all__ = [
     "DenseReport",
     "Params",
     "SequenceOptions",
+    "SolveOptions",
+    "SolveReport",
     "SruParams",
+    "diagonal_gru",
+    "diagonal_gru_init",
+    "diagonal_gru_layer",
+    "diagonal_gru_step",
+    "diagonal_lstm",
+    "diagonal_lstm_init",
+    "diagonal_lstm_layer",
+    "diagonal_lstm_step",
     "gilr",
     "gilr_init",
     "gilr_layer",
@@ -101,6 +139,10 @@ __all__ = [
     "hgrn_init",
     "hgrn_layer",
     "hgrn_step",
+    "indrnn",
+    "indrnn_init",
+    "indrnn_layer",
+    "indrnn_step",
     "lru",
     "lru_init",
     "lru_layer",
@@ -130,6 +172,7 @@ __all__ = [
     "sru_init",
     "sru_layer",
     "sru_step",
+    "weights",
 ]
 
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, get_args
 
-from ..cells import SruActivation
+from ..cells import SequenceOptions, SruActivation
 from ._fused import activation_number
 
 #: Arguments of `run`: the public function's name, the cell's in the core's table, its inputs in the
 #: table's order by their public names, the state before the first step, and the cell's options.
 CellCall: TypeAlias = tuple[str, str, dict[str, Any], tuple[str, Any], tuple[float, ...]]
+
+#: Arguments of `solve`: likewise, with all states before the first step by their public names.
+SolveCall: TypeAlias = tuple[str, str, dict[str, Any], dict[str, Any], tuple[float, ...]]
+
+
+class SolveOptions(SequenceOptions, total=False):
+    """Where the sequences are, and how a nonlinear recurrence is solved: see `diagonal_gru`."""
+
+    tolerance: float | None
+    max_passes: int
+    segment: int | None
+
 
 _FORGET, _UPDATE = 0.0, 1.0  # what the first input of gilr gates
 
@@ -67,3 +79,69 @@ def rg_lru_call(fn: str, x: Any, r: Any, i: Any, lam: Any, h0: Any, c: float) ->
     if not c > 0:
         raise ValueError(f"{fn}: c is {c}, expected a positive number")
     return fn, "rg_lru", {"x": x, "r": r, "i": i, "lam": lam}, ("h0", h0), (float(c),)
+
+
+# ---- Nonlinear cells -----------------------------------------------------------------------------
+
+
+def recurrent_sru_call(
+    fn: str,
+    u: Any,
+    f: Any,
+    r: Any,
+    skip: Any,
+    bias_f: Any,
+    bias_r: Any,
+    c0: Any,
+    activation: str,
+    v_f: Any,
+    v_r: Any,
+) -> SolveCall:
+    for name, other, value in (("v_f", "v_r", v_f), ("v_r", "v_f", v_r)):
+        if value is None:
+            raise ValueError(
+                f"{fn}: {other} was given and {name} was not, expected both or neither"
+            )
+    inputs = {"u": u, "f": f, "r": r, "skip": skip, "v_f": v_f, "v_r": v_r}
+    inputs |= {"bias_f": bias_f, "bias_r": bias_r}
+    number = activation_number(fn, activation, get_args(SruActivation))
+    return fn, "recurrent_sru", inputs, {"c0": c0}, (number,)
+
+
+def diagonal_gru_call(
+    fn: str, r: Any, z: Any, n: Any, u_r: Any, u_z: Any, u_n: Any, b_n: Any, h0: Any
+) -> SolveCall:
+    inputs = {"r": r, "z": z, "n": n, "u_r": u_r, "u_z": u_z, "u_n": u_n, "b_n": b_n}
+    return fn, "diagonal_gru", inputs, {"h0": h0}, ()
+
+
+def diagonal_lstm_call(
+    fn: str,
+    i: Any,
+    f: Any,
+    g: Any,
+    o: Any,
+    u_i: Any,
+    u_f: Any,
+    u_g: Any,
+    u_o: Any,
+    w_i: Any,
+    w_f: Any,
+    w_o: Any,
+    h0: Any,
+    c0: Any,
+) -> SolveCall:
+    if (i is None) != (u_i is None):
+        given, missing = ("i", "u_i") if u_i is None else ("u_i", "i")
+        raise ValueError(f"{fn}: {given} was given and {missing} was not, expected both or neither")
+    if i is None and w_i is not None:
+        raise ValueError(f"{fn}: w_i was given and i was not, expected none of both")
+    inputs = {"f": f, "g": g, "o": o, "i": i}
+    inputs |= {"u_f": u_f, "u_g": u_g, "u_o": u_o, "u_i": u_i}
+    inputs |= {"w_f": w_f, "w_o": w_o, "w_i": w_i}
+    return fn, "diagonal_lstm", inputs, {"h0": h0, "c0": c0}, ()
+
+
+def indrnn_call(fn: str, p: Any, u: Any, h0: Any, activation: str) -> SolveCall:
+    number = activation_number(fn, activation, get_args(SruActivation))
+    return fn, "indrnn", {"p": p, "u": u}, {"h0": h0}, (number,)

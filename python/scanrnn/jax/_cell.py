@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ CHANNELS_INNERMOST, TIME_INNERMOST, TIME_OUTERMOST = range(3)
 
 @dataclass(frozen=True)
 class Options:
-    """What a call does, beside its arrays."""
+    """What a call does, beside its arrays: its attributes for the core."""
 
     #: Run from the end of each sequence.
     reverse: bool = False
@@ -112,7 +112,7 @@ def bind(primitive: core.Primitive, *operands: Array, **params: Any) -> list[Arr
     return results
 
 
-def _aval(like: Any, shape: Sequence[int], dtype: Any) -> Any:
+def aval_like(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     """An abstract array on the mesh of another one, not sharded."""
     spec = PartitionSpec(*(None,) * len(shape))  # type: ignore[no-untyped-call]
     sharding = like.sharding.update(spec=spec)
@@ -124,7 +124,12 @@ def is_linear(operand: Any) -> bool:
     return isinstance(operand, ad.UndefinedPrimal)
 
 
-def _instantiate(tangent: Any) -> Array:
+def zero_tangent(array: Array) -> Any:
+    """The tangent of a result that has none."""
+    return ad.Zero(jax.typeof(array).to_tangent_aval())
+
+
+def instantiate(tangent: Any) -> Array:
     return absent() if isinstance(tangent, ad.Zero) else tangent
 
 
@@ -161,7 +166,8 @@ def _attribute(value: Any) -> Any:
     """An option as the core's handlers read it."""
     if isinstance(value, tuple):
         return np.array(value, np.float64)
-    return np.int32(value) if type(value) is int else value
+    kinds = {int: np.int32, float: np.float64}
+    return kinds[type(value)](value) if type(value) in kinds else value
 
 
 def _lower_to_core(
@@ -169,6 +175,7 @@ def _lower_to_core(
     avals_of: Callable[..., Sequence[Any]],
     target: str,
     attributes_of: Callable[[Options], dict[str, Any]],
+    doubles: Collection[int] = (),
 ) -> None:
     """Lower a primitive to the core's kernels.
 
@@ -177,6 +184,7 @@ def _lower_to_core(
         avals_of: its results.
         target: the core's name of the handler.
         attributes_of: what the handler gets beside its operands.
+        doubles: results that the handler writes in double precision, whatever JAX uses.
     """
 
     def call(*operands: Array, options: Options, on_cuda: bool, **params: Any) -> list[Array]:
@@ -188,6 +196,8 @@ def _lower_to_core(
 
         avals = avals_of(*map(jax.typeof, operands), options=options, **params)
         results_of: list[Any] = [jax.eval_shape(reorder, x) for x in avals]
+        for i in doubles:
+            results_of[i] = results_of[i].update(dtype=np.dtype(np.float64))
         ordered = list(map(reorder, operands))
         attributes = attributes_of(options)
         if on_cuda:
@@ -196,7 +206,7 @@ def _lower_to_core(
             results_of.append(workspace)
         attributes = {k: _attribute(v) for k, v in attributes.items()}
         results = jax.ffi.ffi_call(p.name, results_of)(*ordered, **attributes)
-        return list(map(reorder, results[: len(avals)]))
+        return [reorder(y).astype(x.dtype) for x, y in zip(avals, results, strict=False)]
 
     def refuse(ctx: Any, *_: Any, **__: Any) -> Any:
         platforms = ", ".join(ctx.module_context.platforms)
@@ -352,7 +362,7 @@ def _unmerge(y: Array, size: int, axis: int, length: int, result: int) -> Array:
     return y if length == result else y.sum(axis + 1, keepdims=True)
 
 
-def _batch(
+def batch(
     call: Callable[..., Sequence[Array]],
     operands: Arrays,
     dims: Dims,
@@ -455,29 +465,50 @@ class Cell:
     residuals: Callable[[Arrays, Arrays], Arrays]
     #: (residuals, directions, steps) -> (dh, dfinal).
     tangent: Callable[[Arrays, Arrays, Steps], Arrays]
-    #: (residuals, dh, dfinal, steps, wanted) -> gradients.
-    backward: Callable[[Arrays, Array, Array, Steps, Sequence[bool]], Arrays]
+    #: (residuals, cotangents of the results, steps, wanted) -> gradients.
+    backward: Callable[[Arrays, Arrays, Steps, Sequence[bool]], Arrays]
     #: Its number in the core's table; None if it has handlers of its own.
     kind: int | None = None
+    #: Roles of the results that have derivatives, "" for absent ones.
+    result_roles: tuple[str, ...] = ("btd", "bd")
+
+    #: The core's handlers of a cell with a number serve all of its family.
+    family: ClassVar[str] = "cell"
 
     @property
     def has_checkpoints(self) -> bool:
         """Whether forward saves checkpoints for backward."""
         return not self.residual_roles[-1]
 
-    def _lower(self, p: core.Primitive, avals_of: Callable[..., Sequence[Any]]) -> None:
-        def attributes_of(options: Options) -> dict[str, Any]:
-            attributes = asdict(options)
-            own = {"options": attributes.pop("values"), "kind": self.kind}
-            return attributes if self.kind is None else attributes | own
+    def _attributes(self, options: Options) -> dict[str, Any]:
+        """What the core's handlers get beside their operands."""
+        attributes = asdict(options)
+        own = {"options": attributes.pop("values"), "kind": self.kind}
+        return attributes if self.kind is None else attributes | own
 
-        target = p.name if self.kind is None else p.name.replace(f"_{self.name}_", "_cell_")
-        _lower_to_core(p, avals_of, target, attributes_of)
+    def _lower(
+        self,
+        p: core.Primitive,
+        avals_of: Callable[..., Sequence[Any]],
+        doubles: Collection[int] = (),
+    ) -> None:
+        shared = p.name.replace(f"_{self.name}_", f"_{self.family}_")
+        target = p.name if self.kind is None else shared
+        _lower_to_core(p, avals_of, target, self._attributes, doubles)
+
+    def seen_by_backward(self, results: Sequence[Any]) -> list[Any]:
+        """Of what there is for every result: that of those whose cotangents `backward` takes."""
+        return list(results)
+
+    @property
+    def _doubles(self) -> tuple[int, ...]:
+        """The results of `forward` that the core writes in double precision."""
+        return ()
 
     @functools.cached_property
     def forward_p(self) -> core.Primitive:
         p = _primitive(f"scanrnn_{self.name}_forward", self._forward_avals)
-        self._lower(p, self._forward_avals)
+        self._lower(p, self._forward_avals, self._doubles)
         ad.primitive_jvps[p] = self._forward_jvp
         batching.primitive_batchers[p] = self._forward_batch
         return p
@@ -500,12 +531,9 @@ class Cell:
         batching.primitive_batchers[p] = self._backward_batch
         return p
 
-    def __call__(
-        self, inputs: Arrays, index: Array, reset: Array, options: Options
-    ) -> tuple[Array, Array]:
+    def __call__(self, inputs: Arrays, index: Array, reset: Array, options: Options) -> list[Array]:
         """Bind `forward`: h and the final states."""
-        h, final = bind(self.forward_p, *inputs, index, reset, options=options, save=False)
-        return h, final
+        return bind(self.forward_p, *inputs, index, reset, options=options, save=False)
 
     # What the results are
 
@@ -519,22 +547,26 @@ class Cell:
         return (sequences, channels), (rows, channels)
 
     def _forward_avals(self, *avals: Any, options: Options, save: bool) -> list[Any]:
-        main = avals[self.main]
-        states, checkpoints = self._shapes(main.shape, avals[-2].shape, options)
-        results = [
-            _aval(main, main.shape, main.dtype),
-            _aval(main, states, ACCUMULATION[main.dtype]),
-        ]
+        results = self._tangent_avals(*avals, options=options)
         if save and self.has_checkpoints:
-            results.append(_aval(main, checkpoints, ACCUMULATION[main.dtype]))
+            main = avals[self.main]
+            _, checkpoints = self._shapes(main.shape, avals[-2].shape, options)
+            results.append(aval_like(main, checkpoints, ACCUMULATION[main.dtype]))
         return results
 
     def _tangent_avals(self, *avals: Any, options: Options) -> list[Any]:
-        return self._forward_avals(*avals, options=options, save=False)
+        main = avals[self.main]
+        states, _ = self._shapes(main.shape, avals[-2].shape, options)
+        of_role = {
+            "btd": (main.shape, main.dtype),
+            "bd": (states, ACCUMULATION[main.dtype]),
+            "": ((0,), main.dtype),
+        }
+        return [aval_like(main, *of_role[role]) for role in self.result_roles]
 
     def _backward_avals(self, *avals: Any, options: Options, wanted: tuple[bool, ...]) -> list[Any]:
         return [
-            _aval(x, x.shape if want else (0,), x.dtype)
+            aval_like(x, x.shape if want else (0,), x.dtype)
             for x, want in zip(avals, wanted, strict=False)
         ]
 
@@ -553,8 +585,7 @@ class Cell:
     def _compose_backward(
         self, *operands: Array, options: Options, wanted: tuple[bool, ...]
     ) -> list[Array]:
-        residuals, (dh, dfinal), steps = self._split(operands, options)
-        return list(self.backward(residuals, dh, dfinal, steps, wanted))
+        return list(self.backward(*self._split(operands, options), wanted))
 
     # Differentiation
 
@@ -564,14 +595,14 @@ class Cell:
         *inputs, index, reset = operands
         results = bind(self.forward_p, *operands, options=options, save=True)
         residuals = self.residuals(inputs, results)
-        directions = map(_instantiate, tangents[: len(inputs)])
+        directions = map(instantiate, tangents[: len(inputs)])
         out: list[Any] = [
             *bind(self.tangent_p, *residuals, *directions, index, reset, options=options)
         ]
         # The checkpoints only serve `backward`, whose derivatives don't go through them.
-        results = results if save else results[:2]
-        out += [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results[2:]]
-        return results, out
+        n = len(out)
+        results = results if save else results[:n]
+        return results, out + [zero_tangent(x) for x in results[n:]]
 
     def _tangent_transpose(
         self, cotangents: Sequence[Any], *operands: Any, options: Options
@@ -584,9 +615,8 @@ class Cell:
     def gradients(
         self, residuals: Arrays, cotangents: Sequence[Any], steps: Steps, wanted: tuple[bool, ...]
     ) -> list[Array | None]:
-        """Gradients of the wanted inputs from cotangents of h and final."""
-        dh, dfinal = map(_instantiate, cotangents)
-        operands = (*residuals, dh, dfinal, steps.index, steps.reset)
+        """Gradients of the wanted inputs from cotangents of the results."""
+        operands = (*residuals, *map(instantiate, cotangents), steps.index, steps.reset)
         grads = bind(self.backward_p, *operands, options=steps.options, wanted=wanted)
         return [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
 
@@ -599,12 +629,13 @@ class Cell:
     ) -> list[Any]:
         residuals, linear, steps = self._split(operands, options)
         directions = [
-            _instantiate(ct) if want else absent()
+            instantiate(ct) if want else absent()
             for ct, want in zip(cotangents, wanted, strict=True)
         ]
         operands = (*residuals, *directions, steps.index, steps.reset)
         out = bind(self.tangent_p, *operands, options=options)
-        grads = [y if is_linear(x) else None for x, y in zip(linear, out, strict=True)]
+        seen = self.seen_by_backward(out)
+        grads = [y if is_linear(x) else None for x, y in zip(linear, seen, strict=True)]
         return [*(None for _ in residuals), *grads, None, None]
 
     # Batching
@@ -612,11 +643,13 @@ class Cell:
     def _forward_batch(
         self, operands: Arrays, dims: Dims, *, options: Options, save: bool
     ) -> tuple[list[Array], list[int | None]]:
-        def call(*merged: Array) -> list[Array]:
-            return bind(self.forward_p, *merged, options=options, save=save)[:2]
+        n = len(self.result_roles)
 
-        results, out = _batch(
-            call, operands, dims, (*self.roles, "b", "bt"), ("btd", "bd"), options
+        def call(*merged: Array) -> list[Array]:
+            return bind(self.forward_p, *merged, options=options, save=save)[:n]
+
+        results, out = batch(
+            call, operands, dims, (*self.roles, "b", "bt"), self.result_roles, options
         )
         if save and self.has_checkpoints:
             # Checkpoints of the merged call can't be told apart. These are a stand-in: the rules
@@ -649,7 +682,7 @@ class Cell:
         pairs = [(i, n + i) for i in range(len(self.roles)) if present(operands[n + i])]
         expand = {i for pair in pairs if any(dims[j] is not None for j in pair) for i in pair}
         roles = (*self.residual_roles, *self.roles, "b", "bt")
-        return _batch(call, operands, dims, roles, ("btd", "bd"), options, expand)
+        return batch(call, operands, dims, roles, self.result_roles, options, expand)
 
     def _backward_batch(
         self, operands: Arrays, dims: Dims, *, options: Options, wanted: tuple[bool, ...]
@@ -658,7 +691,8 @@ class Cell:
             merged = tuple(self._checkpointed(*merged, options=options))
             return bind(self.backward_p, *merged, options=options, wanted=wanted)
 
-        roles = (*self.residual_roles, "btd", "bd", "b", "bt")
+        given = self.seen_by_backward(self.result_roles)
+        roles = (*self.residual_roles, *given, "b", "bt")
         results = [role if want else "" for role, want in zip(self.roles, wanted, strict=True)]
         expand = {i for i, want in enumerate(wanted) if want}
-        return _batch(call, operands, dims, roles, results, options, expand)
+        return batch(call, operands, dims, roles, results, options, expand)

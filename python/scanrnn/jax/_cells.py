@@ -10,15 +10,18 @@ from jax.typing import ArrayLike
 from .._array.layout import PaddingSide
 from ..cells import Activation, SequenceOptions, SruActivation
 from ._arguments import (
+    SolveOptions,
     gilr_call,
     hgrn_call,
     min_gru_call,
     min_lstm_call,
     qrnn_call,
+    recurrent_sru_call,
     rg_lru_call,
     sru_call,
 )
 from ._fused import run, run_step
+from ._solve import results, run_sru, solve_step
 
 # ---- sru -----------------------------------------------------------------------------------------
 
@@ -34,8 +37,11 @@ def sru(
     c0: ArrayLike | None = None,
     *,
     activation: SruActivation = "identity",
+    v_f: ArrayLike | None = None,
+    v_r: ArrayLike | None = None,
     return_final: Literal[False] = False,
-    **options: Unpack[SequenceOptions],
+    return_report: Literal[False] = False,
+    **options: Unpack[SolveOptions],
 ) -> Array: ...
 @overload
 def sru(
@@ -48,8 +54,11 @@ def sru(
     c0: ArrayLike | None = None,
     *,
     activation: SruActivation = "identity",
+    v_f: ArrayLike | None = None,
+    v_r: ArrayLike | None = None,
     return_final: Literal[True],
-    **options: Unpack[SequenceOptions],
+    return_report: Literal[False] = False,
+    **options: Unpack[SolveOptions],
 ) -> tuple[Array, Array]: ...
 @overload
 def sru(
@@ -62,9 +71,12 @@ def sru(
     c0: ArrayLike | None = None,
     *,
     activation: SruActivation = "identity",
-    return_final: bool,
-    **options: Unpack[SequenceOptions],
-) -> Array | tuple[Array, Array]: ...
+    v_f: ArrayLike | None = None,
+    v_r: ArrayLike | None = None,
+    return_final: bool = False,
+    return_report: bool = False,
+    **options: Unpack[SolveOptions],
+) -> Any: ...
 def sru(
     u: ArrayLike,
     f: ArrayLike,
@@ -75,6 +87,8 @@ def sru(
     c0: ArrayLike | None = None,
     *,
     activation: SruActivation = "identity",
+    v_f: ArrayLike | None = None,
+    v_r: ArrayLike | None = None,
     axis: int = -2,
     reverse: bool = False,
     cu_seqlens: Any = None,
@@ -82,16 +96,20 @@ def sru(
     reset: Any = None,
     padding_side: PaddingSide = "right",
     return_final: bool = False,
-) -> Array | tuple[Array, Array]:
-    """Simple recurrent unit, without the v * c_{t-1} terms: its recurrence is linear in c.
+    return_report: bool = False,
+    **solver: Any,
+) -> Any:
+    """Simple recurrent unit. Without the v * c_{t-1} terms its recurrence is linear in c.
 
-        f'_t = sigmoid(f_t + bias_f),  r'_t = sigmoid(r_t + bias_r)
+        f'_t = sigmoid(f_t + v_f * c_{t-1} + bias_f),  r'_t = sigmoid(r_t + v_r * c_{t-1} + bias_r)
         c_t = f'_t * c_{t-1} + (1 - f'_t) * u_t
         h_t = r'_t * g(c_t) + (1 - r'_t) * skip_t
 
-    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018, with v = 0.
+    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018.
     Gates, recurrence and output are one kernel, forward and backward. Beside the inputs, reverse
-    mode keeps one state in 32 steps. Transformations work as for `scanrnn.jax.scan`.
+    mode keeps one state in 32 steps. Transformations work as for `scanrnn.jax.scan`. With v_f and
+    v_r the recurrence is solved and differentiated as that of `diagonal_gru`, and reverse mode
+    keeps all states.
 
     Args:
         u: candidates W x, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
@@ -104,6 +122,9 @@ def sru(
         c0: states before the first step, u's shape without the time axis, in u's dtype or its
             accumulation dtype; None means zeros. (N, D) with cu_seqlens.
         activation: g, "identity", "tanh" or "relu".
+        v_f: recurrent weight of the forget gate, (D,) in u's dtype or its accumulation dtype. None
+            means zeros, for both or for neither.
+        v_r: of the reset gate, likewise.
         axis: the time axis, as in `scanrnn.jax.scan`, and likewise all that follow: cu_seqlens
             (sequences packed one after the other), lengths (h is 0 beyond), reset (where set, the
             state that enters the step is dropped) and padding_side.
@@ -113,9 +134,11 @@ def sru(
         reset: see axis.
         padding_side: see axis.
         return_final: return the final states too.
+        return_report: with v_f and v_r only: return a report too, as in `diagonal_gru`.
+        solver: with v_f and v_r only: tolerance, max_passes and segment, as in `diagonal_gru`.
 
     Returns:
-        h, with u's shape and dtype; with return_final (h, c_T), where c_T has c0's shape and the
+        h, with u's shape and dtype; with return_final also c_T, which has c0's shape and the
         accumulation dtype, float32 for 16-bit floats.
 
     Raises:
@@ -124,16 +147,24 @@ def sru(
         TypeError: a dtype is wrong.
         NotImplementedError: as in `scanrnn.jax.scan`.
     """
-    h, final = run(
-        *sru_call("sru", u, f, r, skip, bias_f, bias_r, c0, activation),
-        axis=axis,
-        reverse=reverse,
-        cu_seqlens=cu_seqlens,
-        lengths=lengths,
-        reset=reset,
-        padding_side=padding_side,
+    return results(
+        *run_sru(
+            "sru",
+            (u, f, r, skip, bias_f, bias_r, c0, activation),
+            v_f,
+            v_r,
+            axis=axis,
+            reverse=reverse,
+            cu_seqlens=cu_seqlens,
+            lengths=lengths,
+            reset=reset,
+            padding_side=padding_side,
+            return_report=return_report,
+            **solver,
+        ),
+        return_final,
+        return_report,
     )
-    return (h, final) if return_final else h
 
 
 def sru_step(
@@ -146,6 +177,8 @@ def sru_step(
     c: ArrayLike | None,
     *,
     activation: SruActivation = "identity",
+    v_f: ArrayLike | None = None,
+    v_r: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
     """One step of `sru`, for decoding: what a sequence of one step gives.
 
@@ -158,6 +191,8 @@ def sru_step(
         bias_r: (D,), as in `sru`.
         c: (..., D), the state before the step; None means zeros.
         activation: as in `sru`.
+        v_f: (D,), as in `sru`.
+        v_r: (D,), as in `sru`.
 
     Returns:
         (h, c): the output in u's dtype, and the state after the step in the accumulation dtype.
@@ -166,7 +201,11 @@ def sru_step(
         ValueError: a shape or an option is wrong.
         TypeError: a dtype is wrong.
     """
-    return run_step(*sru_call("sru_step", u, f, r, skip, bias_f, bias_r, c, activation))
+    inputs = "sru_step", u, f, r, skip, bias_f, bias_r, c, activation
+    if v_f is None and v_r is None:
+        return run_step(*sru_call(*inputs))
+    h, (state,) = solve_step(*recurrent_sru_call(*inputs, v_f, v_r))
+    return h, state
 
 
 # ---- gilr ----------------------------------------------------------------------------------------

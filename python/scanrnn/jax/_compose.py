@@ -1,8 +1,9 @@
 """The cells' equations out of JAX operators, for the derivatives that no kernel computes.
 
-Every cell is a linear recurrence of its state c whose gate and input depend on the step's
+Every linear cell is a recurrence of its state c whose gate and input depend on the step's
 pre-activations alone: c_t = a_t * c_{t-1} + x_t, and an output of c_t. A composed form gives a, x
-and that output. The equations are those of the core's headers, in its table's order of arguments.
+and that output. A nonlinear cell's is one step. The equations are those of the core's headers, in
+its table's order of arguments.
 """
 
 from __future__ import annotations
@@ -113,4 +114,87 @@ COMPOSED: dict[str, Callable[..., Composed]] = {
     "qrnn": _qrnn,
     "min_lstm": _min_lstm,
     "rg_lru": _rg_lru,
+}
+
+
+# ---- Nonlinear cells -----------------------------------------------------------------------------
+
+States: TypeAlias = tuple[Array, ...]
+#: States before the step, inputs, options -> states after it, and the output.
+Step: TypeAlias = Callable[..., tuple[States, Array]]
+
+
+def _diagonal_gru(
+    states: States,
+    r: Array,
+    z: Array,
+    n: Array,
+    u_r: Array,
+    u_z: Array,
+    u_n: Array,
+    b_n: OptArray,
+) -> tuple[States, Array]:
+    (h,) = states
+    r, z = sigmoid(r + u_r * h), sigmoid(z + u_z * h)
+    n = jnp.tanh(n + r * _plus(u_n * h, b_n))
+    h = n + z * (h - n)
+    return (h,), h
+
+
+def _diagonal_lstm(
+    states: States,
+    f: Array,
+    g: Array,
+    o: Array,
+    i: OptArray,
+    u_f: Array,
+    u_g: Array,
+    u_o: Array,
+    u_i: OptArray,
+    w_f: OptArray,
+    w_o: OptArray,
+    w_i: OptArray,
+) -> tuple[States, Array]:
+    h, c = states
+
+    def gate(x: Array, u: OptArray, w: OptArray, c: Array) -> Array:
+        x = x if u is None else x + u * h
+        return sigmoid(x if w is None else x + w * c)
+
+    forget, g = gate(f, u_f, w_f, c), jnp.tanh(g + u_g * h)
+    c = g + forget * (c - g) if i is None else forget * c + gate(i, u_i, w_i, c) * g
+    h = gate(o, u_o, w_o, c) * jnp.tanh(c)
+    return (h, c), h
+
+
+def _indrnn(states: States, p: Array, u: Array, activation: float) -> tuple[States, Array]:
+    h = _activate(activation, p + u * states[0])
+    return (h,), h
+
+
+def _recurrent_sru(
+    states: States,
+    u: Array,
+    f: Array,
+    r: Array,
+    skip: OptArray,
+    v_f: Array,
+    v_r: Array,
+    bias_f: OptArray,
+    bias_r: OptArray,
+    activation: float,
+) -> tuple[States, Array]:
+    (c,) = states
+    f, r = _plus(f, bias_f) + v_f * c, _plus(r, bias_r) + v_r * c
+    c = u + sigmoid(f) * (c - u)
+    h = sigmoid(r) * _activate(activation, c)
+    return (c,), h if skip is None else h + sigmoid(-r) * skip
+
+
+#: By the name in the core's table, as `COMPOSED`.
+STEPS: dict[str, Step] = {
+    "diagonal_gru": _diagonal_gru,
+    "diagonal_lstm": _diagonal_lstm,
+    "indrnn": _indrnn,
+    "recurrent_sru": _recurrent_sru,
 }

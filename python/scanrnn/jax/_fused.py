@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -79,17 +79,14 @@ def _tangent(name: str, residuals: Arrays, directions: Arrays, steps: Steps) -> 
 def _backward(
     name: str,
     residuals: Arrays,
-    dh: Array,
-    dfinal: Array,
+    cotangents: Arrays,
     steps: Steps,
     wanted: Sequence[bool],
 ) -> list[Array]:
     function, values = _function_of(name, residuals[:-1], wanted, steps)
     results, pullback = jax.vjp(function, *values)
-    cotangents = tuple(
-        g if present(g) else jnp.zeros_like(y) for g, y in zip((dh, dfinal), results, strict=True)
-    )
-    grads = iter(pullback(cotangents))
+    given = zip(cotangents, results, strict=True)
+    grads = iter(pullback(tuple(g if present(g) else jnp.zeros_like(y) for g, y in given)))
     return [
         next(grads) if want else absent().astype(x.dtype)
         for want, x in zip(wanted, residuals, strict=False)
@@ -131,6 +128,58 @@ def activation_number(fn: str, name: str, among: Sequence[str] = tuple(ACTIVATIO
     return float(list(ACTIVATIONS).index(name))
 
 
+Specs: TypeAlias = Sequence[Mapping[str, Any]]  # inputs of a row of the core's tables
+
+
+def check_inputs(
+    fn: str,
+    specs: Specs,
+    arguments: Mapping[str, Any],
+    values: tuple[float, ...],
+    **options: Any,
+) -> tuple[list[Array | None], Call, Array | None, Array | None]:
+    """Check the arguments of a cell.
+
+    Args:
+        fn: the public function, for error texts.
+        specs: the inputs in the core's table.
+        arguments: the inputs by their public names, in the table's order; None for absent ones.
+        values: the cell's options, in the table's order.
+        options: of the sequences, as the user gave them.
+
+    Returns:
+        The inputs as arrays; the call; the index array and the reset array, as `check_call`.
+
+    Raises:
+        ValueError: a shape or an option is wrong.
+        TypeError: a dtype is wrong, or a required argument is missing.
+    """
+    arrays = {
+        argument: as_array(fn, argument, value)
+        for (argument, value), spec in zip(arguments.items(), specs, strict=True)
+        if value is not None or not spec["optional"]
+    }
+    vectors = [n for n, spec in zip(arguments, specs, strict=True) if spec["vector"]]
+    whole = {n: array for n, array in arrays.items() if n not in vectors}
+    main = next(iter(whole))
+    shape, dtype = check_main(fn, whole, REAL_DTYPES)
+    for argument, array in whole.items():
+        expect_shape(fn, argument, array, shape)
+    call, index, flags = check_call(fn, main, shape, dtype, values=values, **options)
+    for argument in filter(arrays.__contains__, vectors):
+        expect_dtype(fn, argument, arrays[argument], [dtype, ACCUMULATION[dtype]])
+        expect_shape(fn, argument, arrays[argument], call.channel_shape)
+    return [arrays.get(argument) for argument in arguments], call, index, flags
+
+
+def operands_of(arrays: Sequence[Array | None], specs: Specs, call: Call) -> list[Array]:
+    """The operands of a cell: (B, T, D), and (D,) for vectors."""
+    return [
+        x.reshape(-1) if spec["vector"] and x is not None else call.whole(x)
+        for x, spec in zip(arrays, specs, strict=True)
+    ]
+
+
 @functools.partial(jax.jit, static_argnames=("name", "call"))
 def _run(
     arrays: Sequence[Array | None],
@@ -141,13 +190,7 @@ def _run(
     name: str,
     call: Call,
 ) -> tuple[Array, Array]:
-    def operand(array: Array | None, vector: bool) -> Array:
-        if vector and array is not None:
-            return array.reshape(-1)
-        return call.whole(array)
-
-    specs = _TABLE[name]["inputs"]
-    inputs = [operand(x, spec["vector"]) for x, spec in zip(arrays, specs, strict=True)]
+    inputs = operands_of(arrays, _TABLE[name]["inputs"], call)
     h, final = CELLS[name](
         (*inputs, call.state(state)), call.index(index), call.reset(reset), call.options
     )
@@ -190,43 +233,36 @@ def run(
         ValueError: a shape or an option is wrong.
         TypeError: a dtype is wrong, or a required argument is missing.
     """
-    specs = _TABLE[name]["inputs"]
-    arrays = {
-        argument: as_array(fn, argument, value)
-        for (argument, value), spec in zip(arguments.items(), specs, strict=True)
-        if value is not None or not spec["optional"]
-    }
-    vectors = [n for n, spec in zip(arguments, specs, strict=True) if spec["vector"]]
-    whole = {n: array for n, array in arrays.items() if n not in vectors}
-    main = next(iter(whole))
-    shape, dtype = check_main(fn, whole, REAL_DTYPES)
-    for argument, array in whole.items():
-        expect_shape(fn, argument, array, shape)
-    call, index, flags = check_call(
+    arrays, call, index, flags = check_inputs(
         fn,
-        main,
-        shape,
-        dtype,
+        _TABLE[name]["inputs"],
+        arguments,
+        values,
         axis=axis,
         reverse=reverse,
         cu_seqlens=cu_seqlens,
         lengths=lengths,
         reset=reset,
         padding_side=padding_side,
-        values=values,
     )
-    for argument in filter(arrays.__contains__, vectors):
-        expect_dtype(fn, argument, arrays[argument], [dtype, ACCUMULATION[dtype]])
-        expect_shape(fn, argument, arrays[argument], call.channel_shape)
-    h, final = _run(
-        [arrays.get(argument) for argument in arguments],
-        check_state(fn, *state, call),
-        index,
-        flags,
-        name=name,
-        call=call,
-    )
+    checked = check_state(fn, *state, call)
+    h, final = _run(arrays, checked, index, flags, name=name, call=call)
     return h, final
+
+
+def one_step(fn: str, specs: Specs, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs of one step as inputs of a sequence of one step."""
+
+    def sequence(argument: str, value: Any) -> Array:
+        array = as_array(fn, argument, value)
+        if array.ndim == 0:
+            raise ValueError(f"{fn}: {argument} has shape (), expected (..., D)")
+        return array[..., None, :]
+
+    return {
+        argument: value if value is None or spec["vector"] else sequence(argument, value)
+        for (argument, value), spec in zip(arguments.items(), specs, strict=True)
+    }
 
 
 def run_step(
@@ -237,18 +273,7 @@ def run_step(
     values: tuple[float, ...],
 ) -> tuple[Array, Array]:
     """`run` on one step: arguments have no time axis."""
-
-    def one_step(argument: str, value: Any) -> Array:
-        array = as_array(fn, argument, value)
-        if array.ndim == 0:
-            raise ValueError(f"{fn}: {argument} has shape (), expected (..., D)")
-        return array[..., None, :]
-
-    specs = _TABLE[name]["inputs"]
-    sequences = {
-        argument: value if value is None or spec["vector"] else one_step(argument, value)
-        for (argument, value), spec in zip(arguments.items(), specs, strict=True)
-    }
+    sequences = one_step(fn, _TABLE[name]["inputs"], arguments)
     state_name, value = state
     h, final = run(fn, name, sequences, (state_name.removesuffix("0"), value), values)
     return h[..., 0, :], final

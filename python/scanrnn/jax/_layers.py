@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +14,23 @@ from jax.typing import ArrayLike, DTypeLike
 
 from ..cells import Activation, SequenceOptions, SruActivation
 from ._arguments import (
+    SolveOptions,
+    diagonal_gru_call,
+    diagonal_lstm_call,
     gilr_call,
     hgrn_call,
+    indrnn_call,
     min_gru_call,
     min_lstm_call,
     qrnn_call,
     rg_lru_call,
-    sru_call,
 )
 from ._call import Call, as_array, check_call, check_state, expect_dtype
 from ._cell import Steps
 from ._fused import run
 from ._lru import input_scale, run_lru
 from ._scan import previous_states, scan
+from ._solve import results, run_sru, solve
 
 #: Parameters of a layer, a pytree: "weight" (input_size, parts, hidden_size), and more for some.
 Params: TypeAlias = dict[str, Array]
@@ -42,6 +46,10 @@ class SruParams(TypedDict):
     bias_f: Array
     #: (hidden_size,), of the reset gate.
     bias_r: Array
+    #: (hidden_size,), recurrent weight of the forget gate; with v_r or not at all.
+    v_f: NotRequired[Array]
+    #: (hidden_size,), of the reset gate.
+    v_r: NotRequired[Array]
 
 
 # ---- What layers share ---------------------------------------------------------------------------
@@ -71,7 +79,9 @@ def _init(
 
 def _steps(fn: str, x: Array, options: SequenceOptions) -> tuple[Call, Steps]:
     """Where the sequences of a layer's input are."""
-    call, index, flags = check_call(fn, "x", x.shape, x.dtype, **options)
+    own = SequenceOptions.__annotations__
+    of_sequences: dict[str, Any] = {n: v for n, v in options.items() if n in own}
+    call, index, flags = check_call(fn, "x", x.shape, x.dtype, **of_sequences)
     batch, time, _ = call.size
     return call, Steps(call.options, call.index(index), call.reset(flags), batch, time)
 
@@ -129,6 +139,7 @@ def sru_init(
     hidden_size: int,
     *,
     highway_bias: float = 0.0,
+    recurrent: bool = False,
     dtype: DTypeLike = jnp.float32,
 ) -> SruParams:
     """Parameters of one SRU layer, as initialised in the paper (section 3.2).
@@ -140,21 +151,28 @@ def sru_init(
             through a projection.
         highway_bias: first value of the reset gate's bias; negative ones favour the highway, as
             deep stacks need.
+        recurrent: whether the gates see the state: v_f and v_r of `sru`.
         dtype: of the parameters.
 
     Returns:
         The parameters: weights uniform with variance 1 / input_size, the forget gate's bias 0.
+        Recurrent weights are uniform with variance 1/2, and the gates' weights then have half of
+        their variance too, as in the SRU package.
 
     Raises:
         ValueError: a size is below 1.
     """
     parts = 3 if input_size == hidden_size else 4
-    params = _init("sru_init", key, input_size, hidden_size, parts, False, dtype)
-    return SruParams(
-        weight=params["weight"],
+    params = SruParams(
+        weight=_init("sru_init", key, input_size, hidden_size, parts, False, dtype)["weight"],
         bias_f=jnp.zeros((hidden_size,), dtype),
         bias_r=jnp.full((hidden_size,), highway_bias, dtype),
     )
+    if recurrent:
+        params["weight"] = params["weight"].at[:, 1:3].multiply(math.sqrt(0.5))
+        own = jax.random.fold_in(key, 1)
+        params["v_f"], params["v_r"] = _uniform(own, (2, hidden_size), 2, dtype)
+    return params
 
 
 def sru_layer(
@@ -163,8 +181,9 @@ def sru_layer(
     h0: ArrayLike | None = None,
     *,
     activation: SruActivation = "identity",
-    **options: Unpack[SequenceOptions],
-) -> tuple[Array, Array]:
+    return_report: bool = False,
+    **options: Unpack[SolveOptions],
+) -> Any:
     """One SRU layer: the matrix product, and `sru`.
 
     Layers are functions: stack them by calling one after the other, and run one in each direction
@@ -177,12 +196,14 @@ def sru_layer(
         h0: (..., hidden_size), the state c before the first step; None means zeros.
             (N, hidden_size) with cu_seqlens.
         activation: as in `sru`.
+        return_report: with recurrent weights only: return a report too, as in `diagonal_gru`.
         options: axis, reverse, cu_seqlens, lengths, reset and padding_side, as in
-            `scanrnn.jax.scan`. The axis of the features is the last.
+            `scanrnn.jax.scan`. The axis of the features is the last. With recurrent weights also
+            tolerance, max_passes and segment, as in `diagonal_gru`.
 
     Returns:
         (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
-        shape and the accumulation dtype.
+        shape and the accumulation dtype; with return_report also the report.
 
     Raises:
         ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
@@ -200,8 +221,10 @@ def sru_layer(
     x, weight = _check_input(fn, x, params["weight"], options)
     u, f, r, *projection = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
     skip = projection[0] if projection else x
-    call = sru_call(fn, u, f, r, skip, params["bias_f"], params["bias_r"], h0, activation)
-    return run(*call, **options)
+    inputs = u, f, r, skip, params["bias_f"], params["bias_r"], h0, activation
+    own = params.get("v_f"), params.get("v_r")
+    solved = run_sru(fn, inputs, *own, return_report=return_report, **options)
+    return results(*solved, True, return_report)
 
 
 # ---- GILR and HGRN -------------------------------------------------------------------------------
@@ -720,6 +743,7 @@ def rg_lru_layer(
     h0: ArrayLike | None = None,
     *,
     c: float = 8.0,
+    scale_start: bool = True,
     **options: Unpack[SequenceOptions],
 ) -> tuple[Array, Array]:
     """One RG-LRU layer: the matrix product, and `rg_lru`. See `sru_layer` for combining layers.
@@ -729,6 +753,9 @@ def rg_lru_layer(
         x: (..., T, input_size) in the parameters' dtype.
         h0: (..., hidden_size), as in `rg_lru`.
         c: as in `rg_lru`.
+        scale_start: whether a step without a state before it (the first one where h0 is None, and
+            one with `reset`) has its input scaled by sqrt(1 - a^2) too. The paper scales it,
+            RecurrentGemma's code does not.
         options: as in `sru_layer`.
 
     Returns:
@@ -743,6 +770,13 @@ def rg_lru_layer(
     x, weight = _check_input(fn, x, params["weight"], options)
     r, i, *projection = _parts(params, jnp.tensordot(x, weight, 1))
     x = projection[0] if projection else x
+    if not scale_start:
+        call, steps = _steps(fn, x, options)
+        starts = steps.valid() & ~steps.connected()
+        starts = starts | steps.first() if h0 is None else starts
+        log_a = -c * jax.nn.softplus(params["lam"]) * jax.nn.sigmoid(call.whole(r))
+        scale = jnp.sqrt(-jnp.expm1(2 * jnp.where(starts, log_a, -1)))
+        x = call.unwhole(jnp.where(starts, call.whole(x) / scale, call.whole(x)))
     return run(*rg_lru_call(fn, x, r, i, params["lam"], h0, c), **options)
 
 
@@ -967,3 +1001,242 @@ def s5_layer(
         jnp.exp(scaled), jnp.expm1(scaled) / exponent * u, state, return_final=True, **options
     )
     return _real_output(params, 2 * h, x), final
+
+
+# ---- Diagonal GRU --------------------------------------------------------------------------------
+
+
+def diagonal_gru_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one layer of diagonal GRUs.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output.
+        bias: whether there are biases.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (input_size, 3, hidden_size) for the reset gate, the update gate and the candidate,
+        uniform with variance 1 / input_size; "recurrent" (3, hidden_size), likewise, uniform from
+        -1 to 1: what a gate then gets from the state has the variance that torch.nn.GRU's initial
+        matrices give it. "bias" (3, hidden_size) and "bias_n" (hidden_size,), zeros.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    fn = "diagonal_gru_init"
+    params = _recurrent_init(fn, key, input_size, hidden_size, 3, bias, dtype)
+    if bias:
+        params["bias_n"] = jnp.zeros((hidden_size,), dtype)
+    return params
+
+
+def _recurrent_init(
+    fn: str, key: Array, input_size: int, hidden_size: int, parts: int, bias: bool, dtype: DTypeLike
+) -> Params:
+    """Parameters with recurrent weights that are vectors, uniform from -1 to 1."""
+    key, own = jax.random.split(key)
+    params = _init(fn, key, input_size, hidden_size, parts, bias, dtype)
+    params["recurrent"] = _uniform(own, (parts, hidden_size), 3, dtype)
+    return params
+
+
+def diagonal_gru_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    *,
+    return_report: bool = False,
+    **options: Unpack[SolveOptions],
+) -> Any:
+    """One layer of diagonal GRUs: the matrix product, and `diagonal_gru`.
+
+    See `sru_layer` for how to combine layers.
+
+    Args:
+        params: from `diagonal_gru_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `diagonal_gru`.
+        return_report: return a report too, as in `diagonal_gru`.
+        options: as in `sru_layer`, and tolerance, max_passes and segment, as in `diagonal_gru`.
+
+    Returns:
+        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
+        shape and the accumulation dtype; with return_report also the report.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "diagonal_gru_layer"
+    r, z, n = _project(fn, params, x, options)
+    u_r, u_z, u_n = params["recurrent"]
+    call = diagonal_gru_call(fn, r, z, n, u_r, u_z, u_n, params.get("bias_n"), h0)
+    h, (final,), report = solve(*call, return_report=return_report, **options)
+    return results(h, final, report, True, return_report)
+
+
+# ---- Diagonal LSTM -------------------------------------------------------------------------------
+
+
+def diagonal_lstm_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    coupled: bool = False,
+    peephole: bool = False,
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one layer of diagonal LSTMs.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output, and of each part of the state.
+        coupled: whether the input gate is what the forget gate leaves.
+        peephole: whether the gates see the cell.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (input_size, 4, hidden_size) for the input gate, the forget gate, the candidate and
+        the output gate, uniform with variance 1 / input_size; "recurrent" (4, hidden_size),
+        likewise, uniform from -1 to 1, as in `diagonal_gru_init`; "bias" (4, hidden_size), zeros;
+        "peephole" (3, hidden_size), of the gates, zeros. With coupled gates all of them go without
+        the input gate.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    fn = "diagonal_lstm_init"
+    params = _recurrent_init(fn, key, input_size, hidden_size, 4 - coupled, bias, dtype)
+    if peephole:
+        params["peephole"] = jnp.zeros((3 - coupled, hidden_size), dtype)
+    return params
+
+
+def diagonal_lstm_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    c0: ArrayLike | None = None,
+    *,
+    return_report: bool = False,
+    **options: Unpack[SolveOptions],
+) -> Any:
+    """One layer of diagonal LSTMs: the matrix product, and `diagonal_lstm`.
+
+    The parameters tell whether gates are coupled and see the cell. See `sru_layer` for how to
+    combine layers, and for sequences in pieces: here the state is the pair of h and c.
+
+    Args:
+        params: from `diagonal_lstm_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `diagonal_lstm`.
+        c0: likewise.
+        return_report: return a report too, as in `diagonal_gru`.
+        options: as in `diagonal_gru_layer`.
+
+    Returns:
+        (h, (hT, cT)): the outputs (..., T, hidden_size), and the states after the last steps in
+        h0's shape and the accumulation dtype; with return_report also the report.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "diagonal_lstm_layer"
+    i, f, g, o = _with_input_gate(_project(fn, params, x, options), 4)
+    u_i, u_f, u_g, u_o = _with_input_gate(list(params["recurrent"]), 4)
+    w_i, w_f, w_o = _with_input_gate(list(params.get("peephole", ())), 3)
+    call = diagonal_lstm_call(fn, i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o, h0, c0)
+    h, final, report = solve(*call, return_report=return_report, **options)
+    return results(h, final, report, True, return_report)
+
+
+def _with_input_gate(parts: list[Array], count: int) -> list[Array | None]:
+    """Parts of which the first, the input gate's, may be missing, or all."""
+    return [*[None] * (count - len(parts)), *parts]
+
+
+# ---- IndRNN --------------------------------------------------------------------------------------
+
+
+def indrnn_init(
+    key: Array,
+    input_size: int,
+    hidden_size: int,
+    *,
+    max_recurrent: float = 1.0,
+    bias: bool = True,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Parameters of one IndRNN layer.
+
+    Args:
+        key: a JAX random key.
+        input_size: features of the input.
+        hidden_size: features of the output.
+        max_recurrent: largest recurrent weight. The paper (section 3.2) takes 2^(1 / T) for
+            sequences of T steps, so that no state more than doubles.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    Returns:
+        "weight" (input_size, 1, hidden_size), uniform with variance 1 / input_size; "recurrent"
+        (1, hidden_size), uniform from 0 to max_recurrent; "bias" (1, hidden_size), zeros.
+
+    Raises:
+        ValueError: a size is below 1, or max_recurrent is not positive.
+    """
+    fn = "indrnn_init"
+    if not max_recurrent > 0:
+        raise ValueError(f"{fn}: max_recurrent is {max_recurrent}, expected a positive number")
+    key, own = jax.random.split(key)
+    params = _init(fn, key, input_size, hidden_size, 1, bias, dtype)
+    params["recurrent"] = jax.random.uniform(own, (1, hidden_size), dtype, 0, max_recurrent)
+    return params
+
+
+def indrnn_layer(
+    params: Params,
+    x: ArrayLike,
+    h0: ArrayLike | None = None,
+    *,
+    activation: SruActivation = "relu",
+    return_report: bool = False,
+    **options: Unpack[SolveOptions],
+) -> Any:
+    """One IndRNN layer: the matrix product, and `indrnn`. See `sru_layer` for combining layers.
+
+    Args:
+        params: from `indrnn_init`.
+        x: (..., T, input_size) in the parameters' dtype.
+        h0: (..., hidden_size), as in `indrnn`.
+        activation: as in `indrnn`.
+        return_report: return a report too, as in `diagonal_gru`.
+        options: as in `diagonal_gru_layer`.
+
+    Returns:
+        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
+        shape and the accumulation dtype; with return_report also the report.
+
+    Raises:
+        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
+        TypeError: a dtype is wrong.
+    """
+    fn = "indrnn_layer"
+    (p,) = _project(fn, params, x, options)
+    call = indrnn_call(fn, p, params["recurrent"][0], h0, activation)
+    h, (final,), report = solve(*call, return_report=return_report, **options)
+    return results(h, final, report, True, return_report)

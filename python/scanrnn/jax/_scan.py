@@ -46,13 +46,14 @@ def _sum_to(array: Array, shape: Sequence[int]) -> Array:
 
 
 def _backward(
-    residuals: Arrays, dh: Array, dfinal: Array, steps: Steps, wanted: Sequence[bool]
+    residuals: Arrays, cotangents: Arrays, steps: Steps, wanted: Sequence[bool]
 ) -> list[Array]:
     """g_t = a_{t+1} g_{t+1} + dh_t is a scan in the other direction, from g_{T+1} = dfinal.
 
     Then dx_t = g_t, da_t = g_t h_{t-1} and dh0 = a_1 g_1.
     """
     a, h, h0 = residuals
+    dh, dfinal = cotangents
     dtype = ACCUMULATION[h.dtype]
     if steps.time == 0:
         passed = dfinal if present(dfinal) else jnp.zeros(h0.shape, dtype)

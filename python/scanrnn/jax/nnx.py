@@ -22,6 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from ..cells import Activation, SequenceOptions, SruActivation
 from . import _layers
+from ._arguments import SolveOptions
 from ._call import as_array
 
 try:
@@ -29,7 +30,21 @@ try:
 except ImportError as error:
     raise ImportError("scanrnn.jax.nnx needs Flax: pip install flax") from error
 
-__all__ = ["GILR", "GILRLSTM", "HGRN", "LRU", "QRNN", "RGLRU", "S5", "SRU", "MinGRU", "MinLSTM"]
+__all__ = [
+    "GILR",
+    "GILRLSTM",
+    "HGRN",
+    "LRU",
+    "QRNN",
+    "RGLRU",
+    "S5",
+    "SRU",
+    "DiagonalGRU",
+    "DiagonalLSTM",
+    "IndRNN",
+    "MinGRU",
+    "MinLSTM",
+]
 
 _Module: Any = nnx.Module
 
@@ -50,7 +65,7 @@ class _Recurrent(_Module):  # type: ignore[misc]
 
     #: What makes the parameters of a layer, and what runs it.
     _init: ClassVar[Callable[..., Any]]
-    _run: ClassVar[Callable[..., tuple[Array, Any]]]
+    _run: ClassVar[Callable[..., Any]]
     #: Attributes that are arguments of `_run`.
     _arguments: ClassVar[tuple[str, ...]] = ("activation",)
 
@@ -89,8 +104,8 @@ class _Recurrent(_Module):  # type: ignore[misc]
         x: Array,
         state: Any,
         rngs: Any,
-        **options: Unpack[SequenceOptions],
-    ) -> tuple[Array, Any]:
+        **options: Any,
+    ) -> Any:
         arguments = {name: getattr(self, name) for name in self._arguments}
         return self._run(params, x, state, **arguments, **options)
 
@@ -122,6 +137,13 @@ class _Recurrent(_Module):  # type: ignore[misc]
                 states is wrong.
             TypeError: a dtype is wrong.
         """
+        y, final, _ = self._stack(x, states, rngs, dict(options))
+        return y, final
+
+    def _stack(
+        self, x: ArrayLike, states: Sequence[Any] | None, rngs: Any, options: dict[str, Any]
+    ) -> tuple[Array, tuple[Any, ...], tuple[Any, ...]]:
+        """Run all layers: outputs, states, and what else the layers return."""
         fn = type(self).__name__
         count = self.num_layers * self.directions
         given = (None,) * count if states is None else tuple(states)
@@ -130,18 +152,20 @@ class _Recurrent(_Module):  # type: ignore[misc]
         reverse = bool(options.get("reverse", False))
         y = as_array(fn, "x", x)
         final: list[Any] = []
+        more: list[Any] = []
         for layer in range(self.num_layers):
             if layer and self.dropout and rngs is not None:
                 y = nnx.Dropout(self.dropout, deterministic=False)(y, rngs=rngs)
             outputs = []
             for direction in range(self.directions):
                 params = {n: getattr(self, _name(n, layer, direction))[...] for n in self.names}
-                own = SequenceOptions(**{**options, "reverse": reverse != bool(direction)})
-                output, state = self._layer(layer, params, y, given[len(final)], rngs, **own)
+                own = {**options, "reverse": reverse != bool(direction)}
+                output, state, *rest = self._layer(layer, params, y, given[len(final)], rngs, **own)
                 outputs.append(output)
                 final.append(state)
+                more += rest
             y = jnp.concatenate(outputs, -1) if len(outputs) > 1 else outputs[0]
-        return y, tuple(final)
+        return y, tuple(final), tuple(more)
 
     def step(
         self, x: ArrayLike, states: Sequence[Any] | None = None
@@ -173,7 +197,61 @@ def _name(name: str, layer: int, reverse: int) -> str:
     return f"{name}_l{layer}{'_reverse' * reverse}"
 
 
-class SRU(_Recurrent):
+class _Solved(_Recurrent):
+    """A stack of layers whose recurrence is solved, if it is nonlinear."""
+
+    _arguments: ClassVar[tuple[str, ...]] = ("activation", "tolerance", "max_passes")
+
+    def _layer(
+        self,
+        layer: int,
+        params: Any,
+        x: Array,
+        state: Any,
+        rngs: Any,
+        **options: Any,
+    ) -> Any:
+        arguments = {name: getattr(self, name) for name in self._arguments} | options
+        states = state if isinstance(state, tuple) else (state,)
+        return self._run(params, x, *states, **arguments)
+
+    def __call__(
+        self,
+        x: ArrayLike,
+        states: Sequence[Any] | None = None,
+        *,
+        rngs: Any = None,
+        return_report: bool = False,
+        **options: Unpack[SolveOptions],
+    ) -> Any:
+        """Run all layers.
+
+        Args:
+            x: (..., T, input_size) in the parameters' dtype.
+            states: one a layer and direction, the first layer's first: what an earlier call
+                returned, or None for zeros. They continue a sequence in the forward direction.
+            rngs: Flax's random streams, for dropout ("dropout"); None, as in evaluation, means that
+                there are none.
+            return_report: return the reports too, as in `scanrnn.jax.diagonal_gru`.
+            options: axis, reverse, cu_seqlens, lengths, reset and padding_side, as in
+                `scanrnn.jax.sru_layer`; tolerance, max_passes and segment in place of the
+                module's, as in `scanrnn.jax.diagonal_gru`.
+
+        Returns:
+            (y, states): the last layer's outputs, with those of both directions concatenated, and
+            the states after the last steps; with return_report also a report for every state.
+
+        Raises:
+            ValueError: a shape, an option, a value of cu_seqlens or lengths, or the number of
+                states is wrong, or the recurrence is linear and reports were asked for.
+            TypeError: a dtype is wrong.
+        """
+        own = {**options, "return_report": return_report}
+        y, final, reports = self._stack(x, states, rngs, own)
+        return (y, final, reports) if return_report else (y, final)
+
+
+class SRU(_Solved):
     """Layers of simple recurrent units: see `scanrnn.jax.sru_layer`.
 
     Args:
@@ -183,6 +261,9 @@ class SRU(_Recurrent):
         bidirectional: whether each layer runs in both directions and concatenates the outputs.
         activation: as in `scanrnn.jax.sru`.
         highway_bias: as in `scanrnn.jax.sru_init`.
+        recurrent: as in `scanrnn.jax.sru_init`.
+        tolerance: with recurrent weights, as in `scanrnn.jax.diagonal_gru`.
+        max_passes: likewise.
         dropout: probability that a value between two layers is zeroed.
         dtype: of the parameters.
         rngs: Flax's random streams; "params" is used.
@@ -203,6 +284,9 @@ class SRU(_Recurrent):
         bidirectional: bool = False,
         activation: SruActivation = "identity",
         highway_bias: float = 0.0,
+        recurrent: bool = False,
+        tolerance: float | None = None,
+        max_passes: int = 8,
         dropout: float = 0.0,
         dtype: DTypeLike = jnp.float32,
         rngs: Any,
@@ -216,9 +300,12 @@ class SRU(_Recurrent):
             dropout,
             rngs,
             highway_bias=highway_bias,
+            recurrent=recurrent,
             dtype=dtype,
         )
         self.activation = activation
+        self.tolerance = tolerance
+        self.max_passes = max_passes
 
 
 class GILR(_Recurrent):
@@ -327,8 +414,8 @@ class HGRN(_Recurrent):
         x: Array,
         state: Any,
         rngs: Any,
-        **options: Unpack[SequenceOptions],
-    ) -> tuple[Array, Any]:
+        **options: Any,
+    ) -> Any:
         bound = _layers.hgrn_bounds(self.bounds[...])[layer]
         activation = self.activation
         return self._run(params, x, state, bound=bound, activation=activation, **options)
@@ -495,12 +582,12 @@ class QRNN(_Recurrent):
         x: Array,
         state: Any,
         rngs: Any,
-        **options: Unpack[SequenceOptions],
-    ) -> tuple[Array, Any]:
-        arguments: dict[str, Any] = {"activation": self.activation}
+        **options: Any,
+    ) -> Any:
+        options["activation"] = self.activation
         if self.zoneout and rngs is not None:
-            arguments |= {"zoneout": self.zoneout, "key": rngs.zoneout()}
-        return self._run(params, x, *(state or (None, None)), **arguments, **options)
+            options |= {"zoneout": self.zoneout, "key": rngs.zoneout()}
+        return self._run(params, x, *(state or (None, None)), **options)
 
 
 class RGLRU(_Recurrent):
@@ -663,8 +750,8 @@ class GILRLSTM(_Recurrent):
         x: Array,
         state: Any,
         rngs: Any,
-        **options: Unpack[SequenceOptions],
-    ) -> tuple[Array, Any]:
+        **options: Any,
+    ) -> Any:
         return self._run(params, x, *(state or (None, None)), **options)
 
 
@@ -716,3 +803,172 @@ class S5(_Recurrent):
             max_step=max_step,
             dtype=dtype,
         )
+
+
+class DiagonalGRU(_Solved):
+    """Layers of diagonal GRUs: see `scanrnn.jax.diagonal_gru_layer`.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: features of the output of each direction.
+        num_layers: as in `SRU`.
+        bidirectional: as in `SRU`.
+        bias: whether there are biases.
+        tolerance: as in `scanrnn.jax.diagonal_gru`.
+        max_passes: as in `scanrnn.jax.diagonal_gru`.
+        dropout: as in `SRU`.
+        dtype: of the parameters.
+        rngs: as in `SRU`.
+
+    Raises:
+        ValueError: a size, a count or a probability is out of range.
+    """
+
+    _init = staticmethod(_layers.diagonal_gru_init)
+    _run = staticmethod(_layers.diagonal_gru_layer)
+    _arguments = ("tolerance", "max_passes")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        bias: bool = True,
+        tolerance: float | None = None,
+        max_passes: int = 8,
+        dropout: float = 0.0,
+        dtype: DTypeLike = jnp.float32,
+        rngs: Any,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            hidden_size,
+            num_layers,
+            bidirectional,
+            dropout,
+            rngs,
+            bias=bias,
+            dtype=dtype,
+        )
+        self.tolerance = tolerance
+        self.max_passes = max_passes
+
+
+class DiagonalLSTM(_Solved):
+    """Layers of diagonal LSTMs: see `scanrnn.jax.diagonal_lstm_layer`.
+
+    The state of a layer is the pair of h and c.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: features of the output of each direction.
+        num_layers: as in `SRU`.
+        bidirectional: as in `SRU`.
+        coupled: as in `scanrnn.jax.diagonal_lstm_init`.
+        peephole: as in `scanrnn.jax.diagonal_lstm_init`.
+        bias: whether there are biases.
+        tolerance: as in `scanrnn.jax.diagonal_gru`.
+        max_passes: as in `scanrnn.jax.diagonal_gru`.
+        dropout: as in `SRU`.
+        dtype: of the parameters.
+        rngs: as in `SRU`.
+
+    Raises:
+        ValueError: a size, a count or a probability is out of range.
+    """
+
+    _init = staticmethod(_layers.diagonal_lstm_init)
+    _run = staticmethod(_layers.diagonal_lstm_layer)
+    _arguments = ("tolerance", "max_passes")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        coupled: bool = False,
+        peephole: bool = False,
+        bias: bool = True,
+        tolerance: float | None = None,
+        max_passes: int = 8,
+        dropout: float = 0.0,
+        dtype: DTypeLike = jnp.float32,
+        rngs: Any,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            hidden_size,
+            num_layers,
+            bidirectional,
+            dropout,
+            rngs,
+            coupled=coupled,
+            peephole=peephole,
+            bias=bias,
+            dtype=dtype,
+        )
+        self.tolerance = tolerance
+        self.max_passes = max_passes
+
+
+class IndRNN(_Solved):
+    """Layers of independently recurrent networks: see `scanrnn.jax.indrnn_layer`.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: features of the output of each direction.
+        num_layers: as in `SRU`.
+        bidirectional: as in `SRU`.
+        activation: as in `scanrnn.jax.indrnn`.
+        max_recurrent: as in `scanrnn.jax.indrnn_init`.
+        bias: whether there are biases.
+        tolerance: as in `scanrnn.jax.diagonal_gru`.
+        max_passes: as in `scanrnn.jax.diagonal_gru`.
+        dropout: as in `SRU`.
+        dtype: of the parameters.
+        rngs: as in `SRU`.
+
+    Raises:
+        ValueError: a size, a count or a probability is out of range.
+    """
+
+    _init = staticmethod(_layers.indrnn_init)
+    _run = staticmethod(_layers.indrnn_layer)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        activation: SruActivation = "relu",
+        max_recurrent: float = 1.0,
+        bias: bool = True,
+        tolerance: float | None = None,
+        max_passes: int = 8,
+        dropout: float = 0.0,
+        dtype: DTypeLike = jnp.float32,
+        rngs: Any,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            hidden_size,
+            num_layers,
+            bidirectional,
+            dropout,
+            rngs,
+            max_recurrent=max_recurrent,
+            bias=bias,
+            dtype=dtype,
+        )
+        self.activation = activation
+        self.tolerance = tolerance
+        self.max_passes = max_passes
