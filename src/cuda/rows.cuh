@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel for arrays whose channels lie side by side, one launch for a whole pass.
 //
-// A block takes a tile: all rows (steps) of `across` 16-byte vectors of channels. It
-//   1. stages the tile's arrays in shared memory, asynchronously, 16 bytes a thread;
-//   2. runs the leaves: a thread has up to eight steps of one vector of channels and keeps
+// A block takes a tile: all rows (steps) of `across` vectors of channels, of 16 bytes or 8. It
+//   1. stages the tile's arrays in shared memory, asynchronously, a vector a thread at a time;
+//   2. runs the leaves: a thread has up to sixteen steps of one vector of channels and keeps
 //      their map;
 //   3. merges: the maps of a warp by shuffles, those of the block through shared memory. Warp 0
 //      publishes the tile's node, the others meanwhile fetch what precedes the tile, a warp a level
 //      of the tree (tree.cuh);
 //   4. finishes: every thread runs its leaf again from the state before it and writes the outputs.
+// What the first run of a step has computed is kept in the slots for the next ones (pass.cuh).
 // Several blocks share a multiprocessor, so one's loads hide another's waiting. Sequences that are
 // far shorter than a tile share a block: its teams of warps take one each.
 #pragma once
@@ -17,12 +18,6 @@
 #include "cuda/tree.cuh"
 
 namespace scanrnn::cuda {
-
-/// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, and four
-/// leaves are merged first also where rows are wider and a warp holds fewer: results don't depend
-/// on how long the call's other sequences are.
-inline constexpr int kBandVectors = 1 << kBandVectorsLog2;
-inline constexpr int kBandLeaves = kWarp / kBandVectors;
 
 /// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
 inline constexpr int kMostTeams = kWarps / 2;
@@ -33,17 +28,29 @@ struct Team {
   __device__ __forceinline__ explicit Team(const Args& g)
       : threads(kThreads >> g.teams_log2),
         thread(static_cast<int>(threadIdx.x) & (threads - 1)),
-        number(static_cast<int>(threadIdx.x) / threads) {}
+        number(static_cast<int>(threadIdx.x) >> (kThreadsLog2 - g.teams_log2)) {}
   __device__ __forceinline__ bool is_block() const { return threads == kThreads; }
 };
 
 template <class Cell, bool kBackward, class T>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
+  using Type = T;
+  /// How a row is cut into vectors.
+  static constexpr int vector_bytes = row_vector_bytes(Cell::step_is_input, kBackward, sizeof(T));
+  static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
+  static constexpr int width_log2 = width == 8 ? 3 : (width == 4 ? 2 : (width == 2 ? 1 : 0));
+  using Elements = Vector<T, width>;
+  /// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, or two,
+  /// and as many are merged first also where rows are wider and a warp holds fewer: results don't
+  /// depend on how long the call's other sequences are.
+  static constexpr int band_log2 = row_band_log2(vector_bytes);
+  static constexpr int band_vectors = 1 << band_log2;
+  static constexpr int band_leaves = kWarp / band_vectors;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, sizeof(T));
+  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, vector_bytes);
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
-    return kThreads * leaf_steps * kVectorBytes;
+    return kThreads * leaf_steps * vector_bytes;
   }
   static constexpr SCANRNN_HD int staged_bytes(int leaf_steps) {
     return Base::slots * slot_bytes(leaf_steps);
@@ -51,48 +58,48 @@ struct RowPass : Pass<Cell, kBackward> {
 
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
   /// parts of the time axis that a warp holds; or one for each leaf.
-  static constexpr SCANRNN_HD int maps(int across, int width) {
-    const bool by_leaf = Base::recomputes || across > kBandVectors;
-    return (by_leaf ? kThreads / across : kWarps) * width;
+  static constexpr SCANRNN_HD int maps(int across) {
+    return (across > band_vectors ? kThreads / across : kWarps) * across * width;
   }
   /// Recomputed states, a leaf's one after the other for each thread.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes ? kThreads * leaf_steps * kWidth<T> * static_cast<int>(sizeof(Acc<T>))
-                            : 0;
+    return Base::recomputes ? kThreads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
   }
-  /// What a block is given beside its static part: slots, recomputed states, maps, and the states
-  /// that the pass starts from.
-  static constexpr int shared_bytes(int across, int leaf_steps) {
-    const int width = across * kWidth<T>;
-    const int teams = across > kBandVectors ? 1 : kMostTeams;
+  /// Leaves' maps in the order of time, where states are recomputed.
+  static constexpr SCANRNN_HD int maps_in_time() { return Base::recomputes ? kThreads * width : 0; }
+  /// Parts of what precedes a tile: (levels, groups of children, channels).
+  static constexpr SCANRNN_HD int parts(int across, int levels) {
+    return levels * kGroups * across * width;
+  }
+  /// What a block is given beside its static part: slots, recomputed states, maps, parts, and the
+  /// states that the pass starts from, of a block's only tile or of its teams'.
+  static constexpr int shared_bytes(int across, int leaf_steps, int levels) {
+    const int teams = levels > 0 || across > band_vectors ? 1 : kMostTeams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
-           maps(across, width) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
-           teams * width * static_cast<int>(sizeof(Acc<T>));
+           (maps(across) + parts(across, levels) + maps_in_time()) *
+               static_cast<int>(sizeof(Affine<Acc<T>>)) +
+           teams * across * width * static_cast<int>(sizeof(Acc<T>));
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
   static constexpr int blocks() {
-    // Eight channels a thread take more registers than three blocks leave, but for the plain scan.
-    if (sizeof(T) == 2 && (kBackward || Base::slots > 2)) return 2;
-    return 224 * 1024 /
-           (staged_bytes(leaf) + states_bytes(leaf) + (Base::recomputes ? 16 : 8) * 1024);
+    // Backward, eight channels a thread take more registers than three blocks leave.
+    if (width == 8 && kBackward) return 2;
+    const int rest = (Base::recomputes ? 16 : 8) * 1024;
+    return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
   }
 };
 
-/// Levels of the tree: enough for 8^9 tiles.
-inline constexpr int kMaxLevels = 9;
-
-template <class T>
+template <class P>
 struct RowShared {
+  using A = Acc<typename P::Type>;
+  static constexpr int channels = P::band_vectors * P::width;
   Tile tile[kMostTeams];
   bool band_cut[kWarps];
-  unsigned lane_cuts[kWarps];              // a bit a lane
-  bool leaf_cut[kThreads / kBandVectors];  // where leaves are kept one by one
-  // What precedes the tile: (levels, groups of children, channels).
-  static constexpr int parts = kMaxLevels * kGroups;
-  Acc<T> part_a[parts * kBandVectors * kWidth<T>], part_x[parts * kBandVectors * kWidth<T>];
-  bool part_cut[parts];
-  Acc<T> band_enter[kWarps][kBandVectors * kWidth<T>];  // the states before each warp's band
+  unsigned lane_cuts[kWarps];                 // a bit a lane
+  bool leaf_cut[kThreads / P::band_vectors];  // where leaves are kept one by one
+  bool part_cut[kMaxLevels * kGroups];
+  A band_enter[kWarps][channels];  // the states before each warp's band
 };
 
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
@@ -103,17 +110,18 @@ enum class RowMode { general, plain_direct, plain_staged };
 template <RowMode kMode>
 inline constexpr bool kIsPlain = kMode != RowMode::general;
 
-/// Where a 16-byte chunk lies in a slot. Whole lines need no swizzling: eight threads that are
-/// served at once read one.
+/// Where a vector lies in a slot. Whole lines need no swizzling: the threads that are served at
+/// once read one.
+template <class P>
 __device__ __forceinline__ int row_chunk(const Args& g, int row, int column) {
   const int chunk = (row << g.across_log2) + column;
-  return g.across_log2 == kBandVectorsLog2 ? chunk : swizzled(chunk);
+  return g.across_log2 == P::band_log2 ? chunk : swizzled(chunk);
 }
 
-template <class T>
+template <class P>
 __device__ __forceinline__ int row_element(const Args& g, int row, int channel) {
-  return row_chunk(g, row, channel / kWidth<T>) * kVectorBytes +
-         channel % kWidth<T> * static_cast<int>(sizeof(T));
+  return row_chunk<P>(g, row, channel / P::width) * P::vector_bytes +
+         channel % P::width * static_cast<int>(sizeof(typename P::Type));
 }
 
 /// A thread's leaf: g.leaf steps of W channels. Steps are numbered in the order of the pass.
@@ -121,40 +129,51 @@ template <class P, class T>
 struct RowLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
-  static constexpr int W = kWidth<T>, kLeaf = P::leaf;
-  /// A cell with many inputs unrolled would not fit into the instruction cache.
+  static constexpr int W = P::width, kLeaf = P::leaf;
+  using R = Lanes<T, W>;
+  static constexpr bool kKeeps = P::template keeps_steps<T>;
+  static constexpr bool kOpens = P::template opens<T>;
+  using Opened = typename P::template Opened<T>;
+  /// Cells unrolled would not fit into the instruction cache.
   template <RowMode kMode>
   static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4 ? 1
-                                                                    : (P::slots > 3 ? 2 : kLeaf);
+                                   : Cell::step_is_input            ? kLeaf
+                                                                    : 2;
 
   const Args& g;
   const Tile& t;
   const Cell& cell;
-  char* slots;    // of the team
-  char* kept;     // recomputed states, of the block
-  int rows;       // of the tile
-  int place;      // of the leaf in the tile, in the order of the pass
-  int column;     // vector of the row
-  int from;       // row of step 0
-  int down;       // from a step's row to the next one's
-  Index channel;  // [channel, channel + channels)
+  const Opened& opened;  // the same one
+  char* slots;           // of the team
+  char* kept;            // recomputed states, of the block
+  int rows;              // of the tile
+  int place;             // of the leaf in the tile, in the order of the pass
+  int column;            // vector of the row
+  int from;              // row of step 0
+  int down;              // from a step's row to the next one's
+  Index channel;         // [channel, channel + channels)
   int channels;
   unsigned valid = 0;   // bit i: step i is one of the sequence's
-  unsigned resets = 0;  // bit i: and the state is dropped before it
-  int last = -1;        // the last step of the pass, if it is here
-  A vector_in[P::inputs][W];
+  unsigned resets = 0;  // bit i: and the state is dropped before it; backward, kEntry: after step 0
+  R vector_in[P::inputs];
 
   // Backward.
-  A entry_gain[W];         // what the adjoint of the row before is multiplied by
-  bool entry_cut = false;  // whether it is dropped
-  A next_state[W];         // of the row after the leaf
-  A c_start[W];            // recomputed: before the leaf in the order of time
-  A sum[P::inputs][W];     // of gradients
+  static constexpr unsigned kEntry = 1u << 31;
+  R entry_gain;      // what the adjoint of the row before is multiplied by
+  R next_state;      // of the row after the leaf
+  R c_start;         // recomputed: before the leaf in the order of time
+  R sum[P::inputs];  // of gradients
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
                                      const Team& team)
-      : g(args), t(tile), cell(the_cell), slots(staged), kept(states), rows(tile_rows) {
+      : g(args),
+        t(tile),
+        cell(the_cell),
+        opened(reinterpret_cast<const Opened&>(the_cell)),
+        slots(staged),
+        kept(states),
+        rows(tile_rows) {
     const bool ascending = P::backward == g.reverse;
     const int leaves = team.threads >> g.across_log2;
     place = team.thread >> g.across_log2;
@@ -168,14 +187,15 @@ struct RowLeaf {
     for (int k = 0; k < P::inputs; ++k) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        sum[k][v] = Constant<A>::of(0);
+        sum[k].lane[v] = Constant<A>::of(0);
         if (!P::has(P::vectors, k)) continue;
-        vector_in[k][v] =
+        vector_in[k].lane[v] =
             g.in[k].data != nullptr && v < channels
                 ? load_element<T>(g.in[k].data, (channel + v) * g.in[k].channel, g.in[k].wide)
                 : Constant<A>::of(0);
       }
     }
+    if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
     const int low = t.low, high = t.high;
     valid = steps_between(ascending ? low - from : from - (high - 1),
                           ascending ? high - from : from - low + 1, g.leaf);
@@ -185,46 +205,52 @@ struct RowLeaf {
         if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
       }
     }
-    if (valid != 0 && t.is_last()) {
-      const int i = 31 - __clz(static_cast<int>(valid));
-      if (!t.in_sequence(row(i + 1))) last = i;
-    }
+  }
+  /// The last step of the pass, if it is here, else -1.
+  __device__ __forceinline__ int last_step() const {
+    if (!t.is_last() || valid == 0) return -1;
+    const int i = 31 - __clz(static_cast<int>(valid));
+    return t.in_sequence(row(i + 1)) ? -1 : i;
   }
 
   /// Those of steps -1 and g.leaf are the neighbouring leaves' nearest.
   __device__ __forceinline__ int row(int i) const { return from + i * down; }
   __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
   __device__ __forceinline__ RowMode mode() const {
-    if (g.across_log2 != kBandVectorsLog2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
-        resets != 0 || entry_cut || channels == 0 || g.has_wide) {
+    if (g.across_log2 != P::band_log2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
+        resets != 0 || channels == 0 || g.has_wide) {
       return RowMode::general;
     }
     return g.is_direct ? RowMode::plain_direct : RowMode::plain_staged;
   }
 
   __device__ __forceinline__ char* place_of(int slot, int r) const {
-    return slots + slot * P::slot_bytes(g.leaf) + row_chunk(g, r, column) * kVectorBytes;
+    return slots + slot * P::slot_bytes(g.leaf) + row_chunk<P>(g, r, column) * P::vector_bytes;
   }
   template <RowMode kMode>
   __device__ __forceinline__ char* vector_of(int slot, int i) const {
     if constexpr (kIsPlain<kMode>) {
-      constexpr int kLine = kBandVectors * kVectorBytes;
-      return slots + slot * P::slot_bytes(kLeaf) + from * kLine + column * kVectorBytes +
+      constexpr int kLine = P::band_vectors * P::vector_bytes;
+      return slots + slot * P::slot_bytes(kLeaf) + from * kLine + column * P::vector_bytes +
              i * (down * kLine);
     } else {
       return place_of(slot, row(i));
     }
   }
   template <RowMode kMode>
-  __device__ __forceinline__ void read(int slot, int i, A (&to)[W]) const {
-    widen<T>(load_vector<T>(vector_of<kMode>(slot, i)), to);
+  __device__ __forceinline__ void read(int slot, int i, R& to) const {
+    widen<T>(load_vector<T, W>(vector_of<kMode>(slot, i)), to.lane);
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ void keep(int slot, int i, const R& value) const {
+    store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
   }
   /// A row beyond the tile.
-  __device__ __forceinline__ void read_outside(int slot, int r, A (&to)[W]) const {
+  __device__ __forceinline__ void read_outside(int slot, int r, R& to) const {
     const Steps& s = staged_array<P>(g, slot);
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      to[v] =
+      to.lane[v] =
           s.data != nullptr && v < channels
               ? load_element<T>(
                     s.data, t.row * s.batch + (t.position + r) * s.time + (channel + v) * s.channel,
@@ -234,13 +260,12 @@ struct RowLeaf {
   }
   /// The inputs in `set` of step i.
   template <RowMode kMode>
-  __device__ __forceinline__ void read_inputs(unsigned set, int i, A (&in)[P::inputs][W]) const {
+  __device__ __forceinline__ void read_inputs(unsigned set, int i, R (&in)[P::inputs]) const {
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       if (!P::has(set, k)) continue;
       if (P::has(P::vectors, k)) {
-#pragma unroll
-        for (int v = 0; v < W; ++v) in[k][v] = vector_in[k][v];
+        in[k] = vector_in[k];
       } else {
         read<kMode>(P::slot(k), i, in[k]);
       }
@@ -254,93 +279,98 @@ struct RowLeaf {
   __device__ __forceinline__ bool resets_at(int i) const {
     return !kIsPlain<kMode> && (resets >> i & 1u) != 0;
   }
+  /// The state after a step.
+  static __device__ __forceinline__ void advance(R& state, const R& a, const R& x, bool reset) {
+#pragma unroll
+    for (int v = 0; v < W; ++v) {
+      state.lane[v] = reset ? x.lane[v] : fma(a.lane[v], state.lane[v], x.lane[v]);
+    }
+  }
 
   /// Backward needs the row before the leaf, for its gain, and the state of the row after it. What
   /// lies beyond the tile comes straight from memory, what lies inside once the tile has arrived.
   __device__ __forceinline__ void take_neighbours(bool outside) {
     const int before = row(-1), after = row(g.leaf);
     if (is_inside(before) != outside && t.in_sequence(before)) {
-      A in[P::inputs][W];
+      R in[P::inputs];
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (!P::has(Cell::map_inputs & Cell::backward_inputs, k)) continue;
         if (P::has(P::vectors, k)) {
-#pragma unroll
-          for (int v = 0; v < W; ++v) in[k][v] = vector_in[k][v];
+          in[k] = vector_in[k];
         } else if (outside) {
           read_outside(P::slot(k), before, in[k]);
         } else {
-          widen<T>(load_vector<T>(place_of(P::slot(k), before)), in[k]);
+          widen<T>(load_vector<T, W>(place_of(P::slot(k), before)), in[k].lane);
         }
       }
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        entry_gain[v] = cell.gain(in_v);
-      }
-      entry_cut = is_reset(g, t, before);
+      entry_gain = outside ? cell.gain(in) : opened.gain(in);
+      if (is_reset(g, t, before)) resets |= kEntry;
     }
     if constexpr (P::reads_states) {
       if (outside && !t.in_sequence(after)) {
 #pragma unroll
         for (int v = 0; v < W; ++v) {
-          if (v < channels) next_state[v] = load_state<T>(g.initial, t.sequence, channel + v);
+          if (v < channels) next_state.lane[v] = load_state<T>(g.initial, t.sequence, channel + v);
         }
       } else if (is_inside(after) != outside) {
         if (outside) {
           read_outside(P::states_slot, after, next_state);
         } else {
-          widen<T>(load_vector<T>(place_of(P::states_slot, after)), next_state);
+          widen<T>(load_vector<T, W>(place_of(P::states_slot, after)), next_state.lane);
         }
       }
     }
   }
 
-  /// The map of a step, in the order of time.
-  template <RowMode kMode, class F>
+  /// The map of a step, in the order of time. The first time inputs are opened, where that is done.
+  template <RowMode kMode, bool kOpen, class F>
   __device__ __forceinline__ void each_step_in_time(F&& take) const {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
-      A in[P::inputs][W];
-      read_inputs<kMode>(Cell::map_inputs, i, in);
+      R in[P::inputs];
+      if constexpr (kOpens && kOpen) {
+        read_inputs<kMode>(Cell::backward_inputs, i, in);
+        cell.open(in);
 #pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        take(i, v, cell.step(in_v), resets_at<kMode>(i));
+        for (int k = 0; k < P::inputs; ++k) {
+          if (P::has(Cell::opened_inputs, k)) keep<kMode>(P::slot(k), i, in[k]);
+        }
+      } else {
+        read_inputs<kMode>(Cell::map_inputs, i, in);
       }
+      take(i, opened.step(in), resets_at<kMode>(i));
     }
   }
   /// The leaf's map in the order of time, which a backward pass goes against.
   template <RowMode kMode>
   __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) const {
-    each_step_in_time<kMode>([&](int, int v, const Affine<A>& step, bool reset) {
-      map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
-      map[v].a = product(map[v].a, step.a);
+    each_step_in_time<kMode, true>([&](int, const Affine<R>& step, bool reset) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        map[v].x = reset ? step.x.lane[v] : fma(step.a.lane[v], map[v].x, step.x.lane[v]);
+        map[v].a = product(map[v].a, step.a.lane[v]);
+      }
     });
   }
   /// Where the recomputed state after step i is kept.
-  __device__ __forceinline__ A* state_of(int i) const {
-    return reinterpret_cast<A*>(kept) + (i * kThreads + static_cast<int>(threadIdx.x)) * W;
+  __device__ __forceinline__ R* state_of(int i) const {
+    return reinterpret_cast<R*>(kept) + (i * kThreads + static_cast<int>(threadIdx.x));
   }
   /// From c_start on.
   template <RowMode kMode>
   __device__ __forceinline__ void recompute_states() const {
-    A run[W];
-#pragma unroll
-    for (int v = 0; v < W; ++v) run[v] = c_start[v];
-    each_step_in_time<kMode>([&](int i, int v, const Affine<A>& step, bool reset) {
-      run[v] = reset ? step.x : fma(step.a, run[v], step.x);
-      state_of(i)[v] = run[v];
+    R run = c_start;
+    each_step_in_time<kMode, false>([&](int i, const Affine<R>& step, bool reset) {
+      advance(run, step.a, step.x, reset);
+      *state_of(i) = run;
     });
   }
   template <RowMode kMode>
-  __device__ __forceinline__ void states_after(int i, A (&to)[W]) const {
+  __device__ __forceinline__ void states_after(int i, R& to) const {
     if constexpr (P::recomputes) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) to[v] = state_of(i)[v];
+      to = *state_of(i);
     } else if constexpr (P::reads_states) {
       read<kMode>(P::states_slot, i, to);
     }
@@ -349,39 +379,36 @@ struct RowLeaf {
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
   __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
-    A gain[W];
+    R gain;
     GainProduct<T> gains[W];
-    bool reset = !kIsPlain<kMode> && entry_cut;
-    if constexpr (P::backward) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
-    }
+    bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
+    if constexpr (P::backward) gain = entry_gain;
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
-      A in[P::inputs][W], dy[W], after[W];
+      R in[P::inputs];
+      Affine<R> step;
       if constexpr (P::backward) {
+        R dy, after;
         read_inputs<kMode>(Cell::backward_inputs, i, in);
         read<kMode>(P::dy_slot, i, dy);
         states_after<kMode>(i, after);
+        step = {gain, opened.output_adjoint(in, after, dy)};
+        gain = opened.gain(in);
       } else {
         reset = resets_at<kMode>(i);
         read_inputs<kMode>(Cell::map_inputs, i, in);
+        step = cell.step(in);
+        if constexpr (kKeeps) {
+          keep<kMode>(P::kept_a, i, step.a);
+          keep<kMode>(P::kept_x, i, step.x);
+        }
       }
       cut = cut || reset;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        Affine<A> step;
-        if constexpr (P::backward) {
-          step = {gain[v], cell.output_adjoint(in_v, after[v], dy[v])};
-          gain[v] = cell.gain(in_v);
-        } else {
-          step = cell.step(in_v);
-        }
-        map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
-        gains[v].times(step.a);
+        map[v].x = reset ? step.x.lane[v] : fma(step.a.lane[v], map[v].x, step.x.lane[v]);
+        gains[v].times(step.a.lane[v]);
       }
       if constexpr (P::backward) reset = resets_at<kMode>(i);
     }
@@ -397,21 +424,21 @@ struct RowLeaf {
   /// `at` is where step i lies in the output.
   template <RowMode kMode>
   __device__ __forceinline__ void write(const Steps& s, char* at, int slot, int i,
-                                        const A (&value)[W]) const {
+                                        const R& value) const {
     if (s.data == nullptr) return;
     if constexpr (kMode == RowMode::plain_direct) {
-      store_streaming(at, narrow<T>(value));
+      store_streaming(at, narrow<T>(value.lane));
     } else if constexpr (kMode == RowMode::plain_staged) {
-      store_vector(vector_of<kMode>(slot, i), narrow<T>(value));
+      store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
     } else if (s.wide) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        if (v < channels) store_element<T>(at, v * s.channel, true, value[v]);
+        if (v < channels) store_element<T>(at, v * s.channel, true, value.lane[v]);
       }
     } else if (!g.is_direct) {
-      store_vector(vector_of<kMode>(slot, i), narrow<T>(value));
+      store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
     } else if (channels > 0) {
-      store_streaming(at, narrow<T>(value));
+      store_streaming(at, narrow<T>(value.lane));
     }
   }
   __device__ __forceinline__ Index step_of(const Steps& s) const {
@@ -420,7 +447,7 @@ struct RowLeaf {
 
   /// Runs the leaf from `state` on and writes what the pass writes. `leave` is where the pass ends.
   template <RowMode kMode>
-  __device__ __forceinline__ void finish(A (&state)[W], A (&leave)[W]) {
+  __device__ __forceinline__ void finish(R& state, R& leave) {
     if constexpr (P::backward) {
       finish_backward<kMode>(state, leave);
     } else {
@@ -430,39 +457,38 @@ struct RowLeaf {
 
  private:
   template <RowMode kMode>
-  __device__ __forceinline__ void finish_forward(A (&state)[W], A (&leave)[W]) {
+  __device__ __forceinline__ void finish_forward(R& state, R& leave) {
+    const int last = kIsPlain<kMode> ? -1 : last_step();
     char* out_at = address_of(g.out);
     const Index out_step = opaque(step_of(g.out));
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
-      A in[P::inputs][W], out[W];
-      read_inputs<kMode>(P::all, i, in);
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        const Affine<A> step = cell.step(in_v);
-        state[v] = resets_at<kMode>(i) ? step.x : fma(step.a, state[v], step.x);
-        out[v] = cell.output(in_v, state[v]);
-        if (!kIsPlain<kMode> && i == last) leave[v] = state[v];
+      R in[P::inputs];
+      Affine<R> step;
+      if constexpr (kKeeps) {
+        read<kMode>(P::kept_a, i, step.a);
+        read<kMode>(P::kept_x, i, step.x);
+        read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
+      } else {
+        read_inputs<kMode>(P::all, i, in);
+        step = cell.step(in);
       }
-      write<kMode>(g.out, kIsPlain<kMode> ? out_at : out_at + i * out_step, 0, i, out);
+      advance(state, step.a, step.x, resets_at<kMode>(i));
+      if (!kIsPlain<kMode> && i == last) leave = state;
+      write<kMode>(g.out, kIsPlain<kMode> ? out_at : out_at + i * out_step, 0, i,
+                   cell.output(in, state));
       if (kIsPlain<kMode>) out_at = opaque(out_at + out_step);
     }
-    if constexpr (kIsPlain<kMode>) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) leave[v] = state[v];
-    }
+    if constexpr (kIsPlain<kMode>) leave = state;
   }
 
   template <RowMode kMode>
-  __device__ __forceinline__ void finish_backward(A (&state)[W], A (&leave)[W]) {
-    const A zero = Constant<A>::of(0);
-    A gain[W], after[W];
-#pragma unroll
-    for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
-    bool reset = !kIsPlain<kMode> && entry_cut;
+  __device__ __forceinline__ void finish_backward(R& state, R& leave) {
+    const R zero = Constant<R>::of(0);
+    const int last = kIsPlain<kMode> ? -1 : last_step();
+    R gain = entry_gain, after;
+    bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
     char* din_at[P::inputs];
     Index din_step[P::inputs];
 #pragma unroll
@@ -470,45 +496,40 @@ struct RowLeaf {
       din_at[k] = address_of(g.din[k]);
       din_step[k] = opaque(step_of(g.din[k]));
     }
+    if constexpr (kIsPlain<kMode>) states_after<kMode>(0, after);
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
-      A in[P::inputs][W], dy[W], before[W], din[P::inputs][W];
+      R in[P::inputs], dy, before, din[P::inputs];
       read_inputs<kMode>(Cell::backward_inputs, i, in);
       read<kMode>(P::dy_slot, i, dy);
-      states_after<kMode>(i, after);
+      if constexpr (!kIsPlain<kMode>) states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
       const bool has_next = i + 1 < (kIsPlain<kMode> ? kLeaf : g.leaf);
       if (is_last) {
 #pragma unroll
         for (int v = 0; v < W; ++v) {
-          before[v] = v < channels ? load_state<T>(g.initial, t.sequence, channel + v) : zero;
+          before.lane[v] =
+              v < channels ? load_state<T>(g.initial, t.sequence, channel + v) : Constant<A>::of(0);
         }
       } else if (has_next) {
         states_after<kMode>(i + 1, before);
+      } else if constexpr (P::recomputes) {
+        before = c_start;
       } else {
-#pragma unroll
-        for (int v = 0; v < W; ++v) before[v] = P::recomputes ? c_start[v] : next_state[v];
+        before = next_state;
       }
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs], din_v[P::inputs];
-        take_one(in, v, in_v);
-        const A x = cell.output_adjoint(in_v, after[v], dy[v]);
-        state[v] = reset ? x : fma(gain[v], state[v], x);
-        gain[v] = cell.gain(in_v);
-        cell.pullback(in_v, reset_here ? zero : before[v], after[v], dy[v], state[v], din_v);
-        if (is_last) leave[v] = reset_here ? zero : product(gain[v], state[v]);
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) din[k][v] = din_v[k];
-      }
+      advance(state, gain, opened.output_adjoint(in, after, dy), reset);
+      gain = opened.gain(in);
+      opened.pullback(in, select(reset_here, zero, before), after, dy, state, din);
+      if (is_last) leave = select(reset_here, zero, product(gain, state));
       reset = reset_here;
+      if constexpr (kIsPlain<kMode>) after = before;
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
-#pragma unroll
-          for (int v = 0; v < W; ++v) sum[k][v] = sum[k][v] + din[k][v];
+          sum[k] = sum[k] + din[k];
         } else if (!P::has(P::vectors, k)) {
           write<kMode>(g.din[k], kIsPlain<kMode> ? din_at[k] : din_at[k] + i * din_step[k],
                        P::din_slot(k), i, din[k]);
@@ -516,28 +537,56 @@ struct RowLeaf {
         }
       }
     }
-    if constexpr (kIsPlain<kMode>) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) leave[v] = product(gain[v], state[v]);
-    }
+    if constexpr (kIsPlain<kMode>) leave = product(gain, state);
   }
 };
 
 /// Whether a block's elements that are kThreads apart are swizzled alike.
-template <class T>
+template <class P>
 __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
   if (!team.is_block()) return false;
-  return g.across_log2 == kBandVectorsLog2 || kThreads * sizeof(T) % (64 * kVectorBytes) == 0;
+  return g.across_log2 == P::band_log2 ||
+         kThreads * sizeof(typename P::Type) % (64 * P::vector_bytes) == 0;
+}
+
+/// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
+/// of a row a thread, and a block's rows at a time.
+template <class P>
+__device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0,
+                                            char* slot) {
+  using T = typename P::Type;
+  constexpr int kBytes = P::vector_bytes, kRows = kThreads / P::band_vectors;
+  char* to = slot + static_cast<int>(threadIdx.x) * kBytes;
+  if (s.data == nullptr) {
+#pragma unroll
+    for (int i = 0; i < P::leaf; ++i) {
+      store_vector(to + i * (kThreads * kBytes), typename P::Elements{});
+    }
+    return;
+  }
+  const int r = static_cast<int>(threadIdx.x) >> P::band_log2;
+  const int c = static_cast<int>(threadIdx.x) & (P::band_vectors - 1);
+  const char* from =
+      s.data +
+      (t.row * s.batch + (t.position + r) * s.time + channel0) * static_cast<Index>(sizeof(T)) +
+      c * kBytes;
+  const Index step_bytes = opaque(s.time * static_cast<Index>(kRows * sizeof(T)));
+#pragma unroll
+  for (int i = 0; i < P::leaf; ++i) {
+    copy_async<kBytes>(to + i * (kThreads * kBytes), from);
+    from = opaque(from + step_bytes);
+  }
 }
 
 /// Copies an array's part of the tile into a slot. Rows that aren't the sequence's and channels
 /// that aren't there are left as they are; an array that isn't there is zero.
-template <class T>
+template <class P>
 __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const Tile& t,
                                            Index channel0, int rows, char* slot, const Team& team) {
+  using T = typename P::Type;
   if (s.data == nullptr) {
     for (int e = team.thread; e < rows << g.across_log2; e += team.threads) {
-      reinterpret_cast<uint4*>(slot)[e] = make_uint4(0, 0, 0, 0);
+      reinterpret_cast<typename P::Elements*>(slot)[e] = {};
     }
     return;
   }
@@ -548,47 +597,34 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
   const int low = t.low, high = t.high;
   if (s.vector) {
     const int c = static_cast<int>(threadIdx.x) & ((1 << g.across_log2) - 1);
-    if (c * kWidth<T> >= rest) return;
+    if (c * P::width >= rest) return;
     int r = team.thread >> g.across_log2;
     const int step = team.threads >> g.across_log2;
-    const char* from = base + c * kVectorBytes + r * row_bytes;
+    const char* from = base + c * P::vector_bytes + r * row_bytes;
     // The swizzle of a chunk is that of the chunk `step` rows on: a team has a multiple of 64
     // threads.
-    char* to = slot + row_chunk(g, r, c) * kVectorBytes;
+    char* to = slot + row_chunk<P>(g, r, c) * P::vector_bytes;
     const Index step_bytes = opaque(step * row_bytes);
-    if (low == 0 && high == rows && team.is_block()) {
-      for (int n = 0; n < g.leaf; n += 4) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (n + i < g.leaf) {
-            copy_async<kVectorBytes>(to + i * (kThreads * kVectorBytes), from);
-            from = opaque(from + step_bytes);
-          }
-        }
-        to += 4 * kThreads * kVectorBytes;
-      }
-      return;
-    }
     for (; r < rows; r += step) {
-      if (r >= low && r < high) copy_async<kVectorBytes>(to, from);
+      if (r >= low && r < high) copy_async<P::vector_bytes>(to, from);
       from += step_bytes;
-      to += team.threads * kVectorBytes;
+      to += team.threads * P::vector_bytes;
     }
     return;
   }
   // A row, or as much of it as there are threads, at a time.
   constexpr int kBytes = static_cast<int>(sizeof(T));
-  const int wide_log2 = g.across_log2 + kWidthLog2<T>;
+  const int wide_log2 = g.across_log2 + P::width_log2;
   const int taken = min(team.threads, 1 << wide_log2);
   const int step = team.threads / taken;
   for (int c = team.thread & (taken - 1); c < 1 << wide_log2; c += taken) {
     if (c >= rest) break;
     int r = team.thread / taken;
     const char* from = base + r * row_bytes + c * s.channel * kBytes;
-    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g, team)) {
-      char* to = slot + row_element<T>(g, r, c);
+    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<P>(g, team)) {
+      char* to = slot + row_element<P>(g, r, c);
       const Index step_bytes = opaque(step * row_bytes);
-      const int count = g.leaf << kWidthLog2<T>;
+      const int count = g.leaf << P::width_log2;
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         copy_async<kBytes>(to, from);
@@ -600,7 +636,7 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
 #pragma unroll 1
     for (; r < rows; r += step) {
       if (r >= low && r < high) {
-        copy_async<kBytes>(slot + row_element<T>(g, r, c), from);
+        copy_async<kBytes>(slot + row_element<P>(g, r, c), from);
       }
       from += step * row_bytes;
     }
@@ -608,10 +644,11 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
 }
 
 /// Writes a slot's part of the tile to an output.
-template <class T>
+template <class P>
 __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const Tile& t,
                                            Index channel0, int rows, const char* slot,
                                            const Team& team) {
+  using T = typename P::Type;
   const Index row_bytes = s.time * static_cast<Index>(sizeof(T));
   char* base = s.data + t.position * row_bytes +
                (t.row * s.batch + channel0 * s.channel) * static_cast<Index>(sizeof(T));
@@ -620,25 +657,25 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
   if (s.vector) {
     for (int e = team.thread; e < rows << g.across_log2; e += team.threads) {
       const int r = e >> g.across_log2, c = e & ((1 << g.across_log2) - 1);
-      if (r >= low && r < high && c * kWidth<T> < rest) {
-        store_streaming(base + r * row_bytes + c * kVectorBytes,
-                        *reinterpret_cast<const uint4*>(slot + row_chunk(g, r, c) * kVectorBytes));
+      if (r >= low && r < high && c * P::width < rest) {
+        const char* from = slot + row_chunk<P>(g, r, c) * P::vector_bytes;
+        store_streaming(base + r * row_bytes + c * P::vector_bytes, load_vector<T, P::width>(from));
       }
     }
     return;
   }
   constexpr int kBytes = static_cast<int>(sizeof(T));
-  const int wide_log2 = g.across_log2 + kWidthLog2<T>;
+  const int wide_log2 = g.across_log2 + P::width_log2;
   const int taken = min(team.threads, 1 << wide_log2);
   const int step = team.threads / taken;
   for (int c = team.thread & (taken - 1); c < 1 << wide_log2; c += taken) {
     if (c >= rest) break;
     int r = team.thread / taken;
     char* to = base + r * row_bytes + c * s.channel * kBytes;
-    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g, team)) {
-      const char* from = slot + row_element<T>(g, r, c);
+    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<P>(g, team)) {
+      const char* from = slot + row_element<P>(g, r, c);
       const Index step_bytes = opaque(step * row_bytes);
-      const int count = g.leaf << kWidthLog2<T>;
+      const int count = g.leaf << P::width_log2;
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
@@ -650,7 +687,7 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
 #pragma unroll 1
     for (; r < rows; r += step) {
       if (r >= low && r < high) {
-        *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(slot + row_element<T>(g, r, c));
+        *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(slot + row_element<P>(g, r, c));
       }
       to += step * row_bytes;
     }
@@ -676,11 +713,12 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     run_rows(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
   using P = RowPass<Cell, kBackward, T>;
   using A = Acc<T>;
-  constexpr int W = kWidth<T>;
-  const A zero = Constant<A>::of(0), one = Constant<A>::of(1);
+  constexpr int W = P::width;
+  using R = Lanes<T, W>;
+  const A zero = Constant<A>::of(0);
 
   extern __shared__ __align__(128) char slots[];
-  __shared__ RowShared<T> shared;
+  __shared__ RowShared<P> shared;
 
   const Team team(g);
   const int across = 1 << g.across_log2;
@@ -708,16 +746,27 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   const int width = across * W;              // channels of the tile
   const Index channel0 = t.group * width;
   char* const kept = slots + P::staged_bytes(g.leaf);
-  A* const maps_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
-  A* const maps_x = maps_a + P::maps(across, width);
-  A* const enter = maps_x + P::maps(across, width) + team.number * width;
-  char* const own_slots = slots + team.number * team.threads * g.leaf * kVectorBytes;
+  A* const in_time_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
+  A* const in_time_x = in_time_a + P::maps_in_time();
+  A* const maps_a = in_time_x + P::maps_in_time();
+  A* const maps_x = maps_a + P::maps(across);
+  A* const part_a = maps_x + P::maps(across);
+  A* const part_x = part_a + P::parts(across, g.levels);
+  A* const enter = part_x + P::parts(across, g.levels) + team.number * width;
+  char* const own_slots = slots + team.number * team.threads * g.leaf * P::vector_bytes;
 
   // --- stage -----------------------------------------------------------------------------------
-#pragma unroll(P::slots > 3 ? 1 : P::slots)
-  for (int s = 0; s < P::slots; ++s) {
-    stage_rows<T>(staged_array<P>(g, s), g, t, channel0, rows,
-                  own_slots + s * P::slot_bytes(g.leaf), team);
+  if (g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels) {
+#pragma unroll
+    for (int s = 0; s < P::slots; ++s) {
+      stage_whole<P>(staged_array<P>(g, s), t, channel0, slots + s * P::slot_bytes(P::leaf));
+    }
+  } else {
+#pragma unroll 1
+    for (int s = 0; s < P::slots; ++s) {
+      stage_rows<P>(staged_array<P>(g, s), g, t, channel0, rows,
+                    own_slots + s * P::slot_bytes(g.leaf), team);
+    }
   }
   for (int ch = team.thread; ch < width; ch += team.threads) {
     enter[ch] =
@@ -726,58 +775,68 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   RowLeaf<P, T> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
-#pragma unroll
-    for (int v = 0; v < W; ++v) leaf.entry_gain[v] = one, leaf.next_state[v] = zero;
+    leaf.entry_gain = Constant<R>::of(1);
+    leaf.next_state = Constant<R>::of(0);
     leaf.take_neighbours(true);
+  }
+  // Recomputed states start from the one before the leaf's earliest step, or from a checkpoint
+  // before it.
+  int since_checkpoint = 0;  // leaves
+  if constexpr (P::recomputes) {
+    const Index step0 = t.step_of(leaf.row(g.leaf - 1), rows, g.reverse);
+    since_checkpoint = static_cast<int>(step0 % kLeafSteps) >> (31 - __clz(g.leaf));
+    const bool has_steps = leaf.valid != 0 && channels > 0;
+    const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
+#pragma unroll
+    for (int v = 0; v < W; ++v) {
+      leaf.c_start.lane[v] =
+          has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
+    }
   }
   await_copies();
   __syncthreads();
-  if constexpr (kBackward) leaf.take_neighbours(false);
-  const RowMode mode = leaf.mode();
-  const bool is_plain = mode != RowMode::general;
+  // Opened inputs are taken once they all are.
+  if constexpr (kBackward && !P::template opens<T>) leaf.take_neighbours(false);
+  RowMode mode = leaf.mode();
 
   // --- states of before, where no array has them -------------------------------------------------
   if constexpr (P::recomputes) {
     Affine<A> map[W];
 #pragma unroll
     for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
-    if (is_plain) {
+    if (mode != RowMode::general) {
       leaf.template map_in_time<RowMode::plain_direct>(map);
     } else {
       leaf.template map_in_time<RowMode::general>(map);
     }
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      maps_a[threadIdx.x * W + v] = map[v].a;
-      maps_x[threadIdx.x * W + v] = map[v].x;
+      in_time_a[threadIdx.x * W + v] = map[v].a;
+      in_time_x[threadIdx.x * W + v] = map[v].x;
     }
-    const unsigned cuts = __ballot_sync(kAllLanes, leaf.resets != 0);
+    const unsigned cuts = __ballot_sync(kAllLanes, (leaf.resets & ~leaf.kEntry) != 0);
     if (lane == 0) shared.lane_cuts[block_warp] = cuts;
-    const Index step0 = t.step_of(leaf.row(g.leaf - 1), rows, g.reverse);
-    const bool has_steps = leaf.valid != 0 && channels > 0;
-    const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
-#pragma unroll
-    for (int v = 0; v < W; ++v) {
-      leaf.c_start[v] =
-          has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
-    }
     __syncthreads();
+    if constexpr (P::template opens<T>) {
+      leaf.take_neighbours(false);
+      mode = leaf.mode();
+    }
     // The leaves since the checkpoint: what is b earlier in time is b later in the pass.
-    for (int b = static_cast<int>(step0 % kLeafSteps) / g.leaf; b > 0; --b) {
+    for (int b = since_checkpoint; b > 0; --b) {
       const int thread = static_cast<int>(threadIdx.x) + (b << g.across_log2);
       const bool cut = (shared.lane_cuts[thread / kWarp] >> (thread % kWarp) & 1u) != 0;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        leaf.c_start[v] = apply(Segment<A>{{maps_a[thread * W + v], maps_x[thread * W + v]}, cut},
-                                leaf.c_start[v]);
+        leaf.c_start.lane[v] =
+            apply(Segment<A>{{in_time_a[thread * W + v], in_time_x[thread * W + v]}, cut},
+                  leaf.c_start.lane[v]);
       }
     }
-    if (is_plain) {
+    if (mode != RowMode::general) {
       leaf.template recompute_states<RowMode::plain_direct>();
     } else {
       leaf.template recompute_states<RowMode::general>();
     }
-    __syncthreads();
   }
 
   // --- leaves ----------------------------------------------------------------------------------
@@ -785,7 +844,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   bool cut = false;
 #pragma unroll
   for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
-  if (is_plain) {
+  if (mode != RowMode::general) {
     leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
   } else {
     leaf.template map_in_pass<RowMode::general>(map, cut);
@@ -793,7 +852,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
 
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.
-  const bool is_wide = across > kBandVectors;
+  const bool is_wide = across > P::band_vectors;
   if (is_wide) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
@@ -854,8 +913,8 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         if (digit_of(t.number, level) <= first) continue;
         for (int ch = lane; ch < width; ch += kWarp) {
           const Segment<A> before = await_group<A>(nodes_of(ch), stride, t.number, level, first);
-          shared.part_a[part * width + ch] = before.map.a;
-          shared.part_x[part * width + ch] = before.map.x;
+          part_a[part * width + ch] = before.map.a;
+          part_x[part * width + ch] = before.map.x;
           if (ch == 0) shared.part_cut[part] = before.cut;
         }
       }
@@ -864,28 +923,30 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   }
 
   // --- the state before the leaf -----------------------------------------------------------------
-  A state[W];
+  R state;
   if (is_wide) {
     // Bands of leaves, in the brackets that scan_lanes has.
     const auto of_leaf = [&](int place, int v) -> Segment<A> {
       const int at = place * width + column * W + v;
       return {{maps_a[at], maps_x[at]}, shared.leaf_cut[place]};
     };
-    const int within = leaf.place % kBandLeaves, first = leaf.place - within;
+    const int within = leaf.place % P::band_leaves, first = leaf.place - within;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      state[v] = enter[column * W + v];
-      for (int p = 0; p < first; p += kBandLeaves) {
-        state[v] = apply(merge(merge(of_leaf(p, v), of_leaf(p + 1, v)),
-                               merge(of_leaf(p + 2, v), of_leaf(p + 3, v))),
-                         state[v]);
+      A run = enter[column * W + v];
+      for (int p = 0; p < first; p += P::band_leaves) {
+        Segment<A> band = merge(of_leaf(p, v), of_leaf(p + 1, v));
+        if constexpr (P::band_leaves == 4) {
+          band = merge(band, merge(of_leaf(p + 2, v), of_leaf(p + 3, v)));
+        }
+        run = apply(band, run);
       }
       Segment<A> before{identity<Affine<A>>(), false};
       if (within > 1)
         before = merge(of_leaf(first + within - 2, v), of_leaf(first + within - 1, v));
       if (within == 1) before = of_leaf(first, v);
       if (within == 3) before = merge(of_leaf(first, v), before);
-      state[v] = apply(before, state[v]);
+      state.lane[v] = apply(before, run);
     }
   } else {
     // Before the warp's band, a lane a channel; then before its own leaf.
@@ -898,10 +959,9 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         for (int group = 0; group < kGroups; ++group) {
           if (digit <= group * kAhead) break;
           const int part = level * kGroups + group;
-          run =
-              apply(Segment<A>{{shared.part_a[part * width + ch], shared.part_x[part * width + ch]},
-                               shared.part_cut[part]},
-                    run);
+          run = apply(Segment<A>{{part_a[part * width + ch], part_x[part * width + ch]},
+                                 shared.part_cut[part]},
+                      run);
         }
       }
       for (int b = first_warp; b < block_warp; ++b) run = apply(total(b, ch), run);
@@ -910,7 +970,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     __syncwarp();
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      state[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[block_warp][column * W + v]);
+      state.lane[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[block_warp][column * W + v]);
     }
   }
 
@@ -921,15 +981,11 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       const Index at = checkpoint_row(g, t, step0) * g.channels + leaf.channel;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        if (v < channels) reinterpret_cast<A*>(g.checkpoints)[at + v] = state[v];
+        if (v < channels) reinterpret_cast<A*>(g.checkpoints)[at + v] = state.lane[v];
       }
     }
   }
-  A leave[W];
-#pragma unroll
-  for (int v = 0; v < W; ++v) leave[v] = zero;
-  // A sequence without steps ends as it began.
-  const bool is_empty = t.length == 0 && t.number == 0 && leaf.place == 0;
+  R leave = Constant<R>::of(0);
   if (mode == RowMode::plain_direct) {
     leaf.template finish<RowMode::plain_direct>(state, leave);
   } else if (mode == RowMode::plain_staged) {
@@ -937,10 +993,12 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   } else {
     leaf.template finish<RowMode::general>(state, leave);
   }
-  if (is_empty || leaf.last >= 0) {
+  const bool is_end = leaf.last_step() >= 0;
+  // A sequence without steps ends as it began.
+  if (is_end || (t.length == 0 && t.number == 0 && leaf.place == 0)) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      const A end = leaf.last >= 0 ? leave[v] : state[v];
+      const A end = is_end ? leave.lane[v] : state.lane[v];
       if (v < channels) store_state<T>(g.leave, t.sequence, leaf.channel + v, end);
     }
   }
@@ -959,49 +1017,67 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     for (int k = 0; k < P::inputs; ++k) {
       if (P::has(P::vectors, k) || g.sum_slot[k] >= 0) continue;
       if (is_staged(g.din[k])) {
-        write_rows<T>(g.din[k], g, t, channel0, rows,
+        write_rows<P>(g.din[k], g, t, channel0, rows,
                       own_slots + P::din_slot(k) * P::slot_bytes(g.leaf), team);
       }
       if (g.lengths != nullptr) pad(g.din[k]);
     }
+    // Two at a time: there is room for the parts of two.
 #pragma unroll
-    for (int k = 0; k < P::inputs; ++k) {
-      if (!P::has(P::summed, k) || g.sum_slot[k] < 0) continue;
-      // The leaves of a band in a fixed tree, then bands in order.
-      for (int by = across; by < kWarp && !is_wide; by *= 2) {
-#pragma unroll
-        for (int v = 0; v < W; ++v)
-          leaf.sum[k][v] = leaf.sum[k][v] + shuffle_xor(leaf.sum[k][v], by);
-      }
+    for (int round = 0; 2 * round < P::count(P::summed); ++round) {
+      const auto is_next = [&](int k) {
+        return P::has(P::summed, k) && P::count(P::summed & ((1u << k) - 1u)) / 2 == round &&
+               g.sum_slot[k] >= 0;
+      };
+      const auto parts_of = [&](int k) {
+        return P::count(P::summed & ((1u << k) - 1u)) % 2 == 0 ? maps_a : maps_x;
+      };
       __syncthreads();
-      if (is_wide || lane < across) {
-        const int part = is_wide ? leaf.place : block_warp;
 #pragma unroll
-        for (int v = 0; v < W; ++v) maps_a[part * width + column * W + v] = leaf.sum[k][v];
+      for (int k = 0; k < P::inputs; ++k) {
+        if (!is_next(k)) continue;
+        // The leaves of a band in a fixed tree, then bands in order.
+        for (int by = across; by < kWarp && !is_wide; by *= 2) {
+#pragma unroll
+          for (int v = 0; v < W; ++v) {
+            leaf.sum[k].lane[v] = leaf.sum[k].lane[v] + shuffle_xor(leaf.sum[k].lane[v], by);
+          }
+        }
+        if (is_wide || lane < across) {
+          const int part = is_wide ? leaf.place : block_warp;
+#pragma unroll
+          for (int v = 0; v < W; ++v) {
+            parts_of(k)[part * width + column * W + v] = leaf.sum[k].lane[v];
+          }
+        }
       }
       __syncthreads();
       if (t.group >= g.groups) continue;
-      A* to = reinterpret_cast<A*>(g.sums) +
-              ((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * width;
-      for (int ch = team.thread; ch < width; ch += team.threads) {
-        A all = zero;
-        if (is_wide) {
-          const auto at = [&](int place) { return maps_a[place * width + ch]; };
-          for (int p = 0; p < leaves; p += kBandLeaves) {
-            all = all + ((at(p) + at(p + 1)) + (at(p + 2) + at(p + 3)));
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (!is_next(k)) continue;
+        A* to = reinterpret_cast<A*>(g.sums) +
+                ((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * width;
+        for (int ch = team.thread; ch < width; ch += team.threads) {
+          A all = zero;
+          const auto at = [&](int part) { return parts_of(k)[part * width + ch]; };
+          if (is_wide) {
+            for (int p = 0; p < leaves; p += P::band_leaves) {
+              A band = at(p) + at(p + 1);
+              if constexpr (P::band_leaves == 4) band = band + (at(p + 2) + at(p + 3));
+              all = all + band;
+            }
+          } else {
+            for (int b = first_warp; b < first_warp + team_warps; ++b) all = all + at(b);
           }
-        } else {
-          for (int b = first_warp; b < first_warp + team_warps; ++b) {
-            all = all + maps_a[b * width + ch];
-          }
+          to[ch] = all;
         }
-        to[ch] = all;
       }
     }
   } else {
     if (is_staged(g.out)) {
       __syncthreads();
-      write_rows<T>(g.out, g, t, channel0, rows, own_slots, team);
+      write_rows<P>(g.out, g, t, channel0, rows, own_slots, team);
     }
     if (g.lengths != nullptr) pad(g.out);
   }

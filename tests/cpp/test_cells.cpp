@@ -286,6 +286,7 @@ void check(const Inputs<Cell>& in, const Outputs<Cell>& out) {
   using Equations = Paper<Cell>;
   const Index D = in.channels, T = in.time();
   roundoff = (8 + (in.spread > 3 ? in.spread : 0)) * epsilon_of(in.dtype);
+  tanh_roundoff = kOnGpu && in.dtype == DType::bf16 ? 0x1p-11 : roundoff;
   const unsigned given = in.given();
   Expected y(in.batch() * T * D), final_state(in.sequences() * D), dinitial(in.sequences() * D);
   std::vector<Expected> din;

@@ -42,6 +42,8 @@ struct CellBase {
       0;  ///< bit i: in[i] may be absent: then it reads as 0
   static constexpr unsigned broadcast_inputs = 0;  ///< bit i: in[i] may be of size 1 on any axis
   static constexpr unsigned state_inputs = ~0u;    ///< bit i: the gradient of in[i] reads c_prev
+  static constexpr unsigned output_inputs = ~0u;   ///< bit i: `output` reads in[i]
+  static constexpr bool step_is_input = false;     ///< `step` only hands inputs on
   static constexpr const char* state = "h";        ///< its initial value is "h0"
 
   /// Run-time options: option(name, member, least, most) for each, the member a number or an enum.
@@ -66,6 +68,23 @@ struct PreparedType<Cell, std::void_t<typename Cell::Prepared>> {
 };
 template <class Cell>
 using Prepared = typename PreparedType<Cell>::Type;
+
+/// A cell may also name a type `Opened`, with the same data, for executors that run a step several
+/// times: its `open(in)` turns the inputs in `opened_inputs`, none of them a vector, into what the
+/// members of Opened then find in their place.
+template <class Cell, class = void>
+struct OpenedOf {
+  using Type = Cell;
+};
+template <class Cell>
+struct OpenedOf<Cell, std::void_t<typename Cell::Opened>> {
+  using Type = typename Cell::Opened;
+  static_assert(sizeof(Type) == sizeof(Cell));
+};
+template <class Cell>
+using OpenedType = typename OpenedOf<Cell>::Type;
+template <class Cell>
+inline constexpr bool opens_gates = !std::is_same_v<OpenedType<Cell>, Cell>;
 
 template <class Cell>
 struct CellTraits {
