@@ -242,9 +242,14 @@ def cell_backward(
     """
 
 def merge_trace(
-    a: Descriptor, x: Descriptor, h0: Descriptor | None, h: Descriptor, reverse: bool
+    a: Descriptor,
+    x: Descriptor,
+    h0: Descriptor | None,
+    h: Descriptor,
+    reverse: bool = False,
+    stream: int = 0,
 ) -> list[tuple[int, int, float, float]]:
-    """Run `scan_forward` and report every merge level.
+    """Run `scan_forward`, wait for it and report every merge level.
 
     Returns:
         One tuple a level: (level, merges, largest |state after - state before|, largest difference

@@ -12,6 +12,7 @@
 
 #include "common/backend.hpp"
 #include "cuda/clear.hpp"
+#include "cuda/current_device.hpp"
 #include "cuda/kernels/list.hpp"
 #include "cuda/reduce.hpp"
 #include "cuda/tuning.hpp"
@@ -52,32 +53,6 @@ std::string device_text(int device) {
   }
   throw DeviceError(text);
 }
-
-/// Makes a device the current one for as long as it lives.
-class CurrentDevice {
- public:
-  CurrentDevice(const char* call, int device) {
-    cudaError_t error = cudaGetDevice(&former_);
-    if (error == cudaSuccess && former_ != device) {
-      error = cudaSetDevice(device);
-      changed_ = error == cudaSuccess;
-    }
-    if (error != cudaSuccess) {
-      cudaGetLastError();
-      throw DeviceError(std::string(call) + ": no such device as cuda:" + std::to_string(device) +
-                        ": " + cudaGetErrorString(error));
-    }
-  }
-  ~CurrentDevice() {
-    if (changed_) cudaSetDevice(former_);
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-
- private:
-  int former_ = 0;
-  bool changed_ = false;
-};
 
 // --- kernels -----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/tile.cuh"
+#include "cuda/trace.cuh"
 
 namespace scanrnn::cuda {
 

@@ -794,6 +794,10 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.
   const bool is_wide = across > kBandVectors;
+  const Division division{g.leaf, leaves, is_wide ? kBandLeaves : kWarp / across,
+                          g.levels > 0 ? kWarps : 1};
+  Tracer<Cell, A, W> tracer(cell, g, t, division, leaf.place, leaf.channel);
+  tracer.leaf(map, cut);
   if (is_wide) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
@@ -802,7 +806,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
     if (column == 0) shared.leaf_cut[leaf.place] = cut;
   } else {
-    scan_lanes(map, cut, lane, across, kWarp, g.reset != nullptr);
+    scan_lanes(map, cut, lane, across, kWarp, g.reset != nullptr, tracer);
     if (lane + across >= kWarp) {  // the band's last leaf
 #pragma unroll
       for (int v = 0; v < W; ++v) {
@@ -840,11 +844,16 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
 #pragma unroll
         for (int by = 1; by < kWarps; by *= 2) {
 #pragma unroll
-          for (int b = 0; b < kWarps; b += 2 * by) band[b] = merge(band[b], band[b + by]);
+          for (int b = 0; b < kWarps; b += 2 * by) {
+            band[b] = merge(band[b], band[b + by]);
+            tracer.warps(by, b, channel0 + ch, band[b + by].map.x, band[b]);
+          }
         }
         Segment<A> own = band[0];
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
+          const A before = own.map.x;
           own = merge(await_level<A>(nodes_of(ch), stride, t.number, level), own);
+          tracer.tiles(level, channel0 + ch, before, own);
         }
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
@@ -871,6 +880,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       const int at = place * width + column * W + v;
       return {{maps_a[at], maps_x[at]}, shared.leaf_cut[place]};
     };
+    tracer.band(of_leaf);
     const int within = leaf.place % kBandLeaves, first = leaf.place - within;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
@@ -937,6 +947,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   } else {
     leaf.template finish<RowMode::general>(state, leave);
   }
+  tracer.finish(state);
   if (is_empty || leaf.last >= 0) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {

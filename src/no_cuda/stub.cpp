@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA backend of a build without CUDA: every call says so.
 #include "common/backend.hpp"
+#include "common/trace.hpp"
 #include "scanrnn/error.hpp"
 
 namespace scanrnn::cuda {
@@ -18,5 +19,9 @@ std::size_t workspace_bytes(const Problem&, const Target&) {
 }
 
 void execute(const Problem&, Workspace, const Target&) { throw DeviceError(unavailable_reason()); }
+
+void trace(const Problem&, const Target&, const std::function<void(const MergeEvent&)>&) {
+  throw DeviceError(unavailable_reason());
+}
 
 }  // namespace scanrnn::cuda
