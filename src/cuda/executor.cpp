@@ -22,7 +22,7 @@ namespace scanrnn::cuda {
 namespace {
 
 constexpr std::size_t kAlignment = 256;  // of the parts of a workspace
-constexpr int kMostDevices = 64;
+constexpr int kMostDevices = 64;         // of those about which something is remembered
 
 constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 constexpr int log2_at_least(Index value) {
@@ -133,16 +133,35 @@ Way way_of(const Problem& p, const char* forced) {
   return std::abs(stride[1]) < std::abs(stride[2]) ? Way::columns : Way::rows;
 }
 
-int attribute(cudaDeviceAttr attribute, int device) {
-  int value = 0;
-  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) cudaGetLastError();
-  return value;
-}
+/// What a plan needs to know of a device. It can't change, so each device is asked once.
+struct Properties {
+  int major = 0;        ///< of the compute capability
+  int most_shared = 0;  ///< bytes of shared memory that a block may have
+
+  static Properties of(int device) {
+    static std::atomic<std::uint64_t> known[kMostDevices];  // both, 0: not yet
+    const bool has_place = device >= 0 && device < kMostDevices;
+    std::uint64_t both = has_place ? known[device].load(std::memory_order_relaxed) : 0;
+    if (both == 0) {
+      both = std::uint64_t{ask(cudaDevAttrComputeCapabilityMajor, device)} << 32 |
+             ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      if (has_place) known[device].store(both, std::memory_order_relaxed);
+    }
+    return {static_cast<int>(both >> 32), static_cast<int>(both & 0xffffffffu)};
+  }
+
+ private:
+  static std::uint32_t ask(cudaDeviceAttr attribute, int device) {
+    int value = 0;
+    if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) cudaGetLastError();
+    return static_cast<std::uint32_t>(value);
+  }
+};
 
 /// Whether a kernel can be started while the one before it still clears the workspace. A graph that
 /// is being captured may be taken apart by its owner, and gets plain edges.
 bool may_start_early(int device, cudaStream_t stream) {
-  if (attribute(cudaDevAttrComputeCapabilityMajor, device) < 9) return false;
+  if (Properties::of(device).major < 9) return false;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
          status == cudaStreamCaptureStatusNone;
@@ -194,7 +213,7 @@ Plan make_plan(const Problem& p, int device) {
   const Index element = static_cast<Index>(size_of(p.dtype));
   const Index width = kVectorBytes / element;
   const bool packed = static_cast<bool>(p.layout.cu_seqlens);
-  const int most_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int most_shared = Properties::of(device).most_shared;
   const int fixed_shared = 12 * 1024;  // what kernels have beside what a launch asks for, at most
   Index rows = 1;                      // steps of a tile
   Index lanes = 1;                     // channels of a tile
@@ -408,9 +427,10 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
 
   cudaError_t error = cudaSuccess;
   if (plan.blocks > 0) {
-    const std::uint64_t bit = std::uint64_t{1} << (target.index % kMostDevices);
+    const std::uint64_t bit =
+        target.index < kMostDevices ? std::uint64_t{1} << target.index : std::uint64_t{0};
     if (plan.prepared != nullptr && (plan.prepared->load(std::memory_order_relaxed) & bit) == 0) {
-      const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, target.index);
+      const int most = Properties::of(target.index).most_shared;
       cudaFuncAttributes has;
       error = cudaFuncGetAttributes(&has, plan.kernel->function);
       if (error == cudaSuccess) {
@@ -445,7 +465,6 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
     }
     void* arguments[] = {&plan.args, const_cast<void*>(problem.cell)};
     error = cudaLaunchKernelExC(&launch, plan.kernel->function, arguments);
-    if (error == cudaSuccess) error = cudaPeekAtLastError();
     if (error != cudaSuccess) fail(call, plan.kernel->name, target.index, error);
   }
   for (int r = 0; r < plan.reductions; ++r) {
