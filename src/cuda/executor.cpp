@@ -11,6 +11,7 @@
 #include <string>
 
 #include "common/backend.hpp"
+#include "cuda/choice.hpp"
 #include "cuda/clear.hpp"
 #include "cuda/current_device.hpp"
 #include "cuda/kernels/list.hpp"
@@ -79,7 +80,7 @@ Entry& entry_of(const Problem& p) {
   throw DeviceError(std::string(p.call) + ": the cell was compiled without CUDA kernels");
 }
 
-enum class Way { rows, columns, serial };
+enum class Way { rows, columns, serial, ordered };
 
 // --- the plan ----------------------------------------------------------------------------------
 
@@ -119,7 +120,8 @@ States states_of(const Problem& p, const ConstArray<2>& array) {
           array.dtype != p.dtype};
 }
 
-/// Rows where channels lie closest, columns where steps do, unless `forced` names another way.
+/// Rows where channels lie closest, columns where steps do, unless `forced` names another way:
+/// "rows", "columns" or "serial". ("ordered" takes the place of the first two where it can.)
 Way way_of(const Problem& p, const char* forced) {
   if (forced != nullptr) {
     if (std::strcmp(forced, "serial") == 0) return Way::serial;
@@ -259,7 +261,21 @@ Plan make_plan(const Problem& p, int device) {
     }
     rows = (kWarp >> g.across_log2) * g.leaf;
     lanes = Index{1} << g.across_log2;
-  } else {
+  }
+  const bool wants_ordered = forced == nullptr ? is_ordered_best(p.sequences * p.channels, p.time)
+                                               : std::strcmp(forced, "ordered") == 0;
+  if (wants_ordered && !packed && plan.way != Way::serial && kernels.ordered.function != nullptr &&
+      ceil_div(p.time, g.leaf) <= kOrderedLeaves) {
+    const int most = plan.way == Way::rows ? kBandVectorsLog2 : g.across_log2;
+    g.band_leaves = kWarp >> std::min(g.across_log2, most);
+    g.teams_log2 = 0;
+    kernel = &kernels.ordered;
+    plan.prepared = nullptr;
+    plan.way = Way::ordered;
+    warps = kWarps;
+  }
+  const bool is_one_thread = plan.way == Way::serial || plan.way == Way::ordered;
+  if (is_one_thread) {  // a sequence and channel each
     rows = std::max<Index>(1, p.time);
     lanes = std::max<Index>(1, p.channels);
   }
@@ -268,13 +284,12 @@ Plan make_plan(const Problem& p, int device) {
   plan.shared_bytes = kernel->shared_bytes(g.across_log2, g.leaf, warps);
   g.tiles = std::max<Index>(1, ceil_div(p.time, rows));
   g.groups = ceil_div(p.channels, lanes);
-  g.tile_items =
-      packed && plan.way != Way::serial ? p.time / rows + p.sequences : p.sequences * g.tiles;
+  g.tile_items = packed && !is_one_thread ? p.time / rows + p.sequences : p.sequences * g.tiles;
   g.by_groups = Divisor::of(g.groups);
   g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
   for (Index most = 1; most < g.tiles; most *= kRadix) ++g.levels;
 
-  if (plan.way == Way::serial) {
+  if (is_one_thread) {
     g.levels = 0;
     plan.blocks = ceil_div(p.sequences * p.channels, kThreads);
   } else {

@@ -23,6 +23,7 @@ struct PassKernels {
   Kernel rows;
   Kernel columns;
   Kernel serial;
+  Kernel ordered;  ///< not every cell has it
 };
 
 struct CellKernels {
