@@ -491,7 +491,7 @@ def test_s06_more_than_2_31_steps(cuda):
     T = 2**31 + 12_345
     needs_memory(24 * 2**30)
     x = torch.empty(1, T, 1, dtype=torch.bfloat16, device=cuda)
-    x.uniform_(-1, 1, generator=torch.Generator(cuda).manual_seed(0))
+    x.uniform_(0, 1, generator=torch.Generator(cuda).manual_seed(0))
     gate = torch.full((1, 1, 1), 0.5, dtype=x.dtype, device=cuda)
     h, final, da, dx, _ = scan_and_gradients(gate, x, None, x, None)
     # A gate of a half forgets: 100 steps before (or, backwards, after) a piece are enough.
