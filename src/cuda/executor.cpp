@@ -265,7 +265,7 @@ Plan make_plan(const Problem& p, int device) {
   const bool wants_ordered = forced == nullptr ? is_ordered_best(p.sequences * p.channels, p.time)
                                                : std::strcmp(forced, "ordered") == 0;
   if (wants_ordered && !packed && plan.way != Way::serial && kernels.ordered.function != nullptr &&
-      ceil_div(p.time, g.leaf) <= kOrderedLeaves) {
+      ceil_div(p.time, g.leaf) <= kOrderedLeaves && p.time <= rows) {
     const int most = plan.way == Way::rows ? kBandVectorsLog2 : g.across_log2;
     g.band_leaves = kWarp >> std::min(g.across_log2, most);
     g.teams_log2 = 0;
