@@ -3,7 +3,8 @@
 An array descriptor is ``(pointer, dtype code, shape, strides in elements, device)``, where device
 -1 is the CPU and 0, 1, ... are CUDA ordinals. Strides may be anything, also 0 or negative. The
 dtype codes are float16 0, bfloat16 1, float32 2, float64 3, complex64 4, complex128 5, int32 6,
-int64 7 and uint8 8 (bool is passed as uint8).
+int64 7 and uint8 8 (bool is passed as uint8). An array whose type has DLPack's exchange API
+(``__dlpack_c_exchange_api__``: PyTorch's tensors, since 2.10) may stand for its descriptor.
 
 The accumulation dtype of float16, bfloat16 and float32 is float32; other dtypes accumulate in
 themselves. Every compute function releases the GIL, allocates nothing that outlives the call, and
@@ -366,9 +367,14 @@ def solve_backward(
     """
 
 def merge_trace(
-    a: Descriptor, x: Descriptor, h0: Descriptor | None, h: Descriptor, reverse: bool
+    a: Descriptor,
+    x: Descriptor,
+    h0: Descriptor | None,
+    h: Descriptor,
+    reverse: bool = False,
+    stream: int = 0,
 ) -> list[tuple[int, int, float, float]]:
-    """Run `scan_forward` and report every merge level.
+    """Run `scan_forward`, wait for it and report every merge level.
 
     Returns:
         One tuple a level: (level, merges, largest |state after - state before|, largest difference

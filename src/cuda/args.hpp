@@ -72,6 +72,7 @@ struct Args {
   int across_log2 = 0;          ///< rows: vectors of a row. columns: channels of a warp
   int leaf = 0;                 ///< rows: steps of a leaf
   int teams_log2 = 0;           ///< rows: tiles that share a block, where no sequence has two
+  int band_leaves = 0;          ///< ordered: leaves that are merged first
   int levels = 0;               ///< of the tree between tiles; 0: no sequence has two
 
   unsigned* ticket = nullptr;

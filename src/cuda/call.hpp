@@ -5,10 +5,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <string>
 
 #include "common/backend.hpp"
 #include "cuda/args.hpp"
+#include "cuda/current_device.hpp"
 #include "scanrnn/error.hpp"
 
 namespace scanrnn::cuda {
@@ -45,30 +47,37 @@ inline std::string device_text(int device) {
   throw DeviceError(text);
 }
 
-/// Makes a device the current one for as long as it lives.
-class CurrentDevice {
- public:
-  CurrentDevice(const char* call, int device) {
-    cudaError_t error = cudaGetDevice(&former_);
-    if (error == cudaSuccess && former_ != device) {
-      error = cudaSetDevice(device);
-      changed_ = error == cudaSuccess;
+// --- devices -----------------------------------------------------------------------------------
+
+inline constexpr int kMostDevices = 64;  // of those about which something is remembered
+
+/// What a plan needs to know of a device. It can't change, so each device is asked once.
+struct Properties {
+  int major = 0;            ///< of the compute capability
+  int multiprocessors = 1;  ///< at least
+  int most_shared = 0;      ///< bytes of shared memory that a block may have
+
+  static Properties of(int device) {
+    static std::atomic<std::uint64_t> known[kMostDevices];  // all of them, 0: not yet
+    const bool has_place = device >= 0 && device < kMostDevices;
+    std::uint64_t all = has_place ? known[device].load(std::memory_order_relaxed) : 0;
+    if (all == 0) {
+      all = ask(cudaDevAttrComputeCapabilityMajor, device) << 48 |
+            ask(cudaDevAttrMultiProcessorCount, device) << 32 |
+            ask(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      if (has_place) known[device].store(all, std::memory_order_relaxed);
     }
-    if (error != cudaSuccess) {
-      cudaGetLastError();
-      throw DeviceError(std::string(call) + ": no such device as cuda:" + std::to_string(device) +
-                        ": " + cudaGetErrorString(error));
-    }
+    const int multiprocessors = static_cast<int>(all >> 32 & 0xffff);
+    return {static_cast<int>(all >> 48), multiprocessors > 0 ? multiprocessors : 1,
+            static_cast<int>(all & 0xffffffffu)};
   }
-  ~CurrentDevice() {
-    if (changed_) cudaSetDevice(former_);
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
-  int former_ = 0;
-  bool changed_ = false;
+  static std::uint64_t ask(cudaDeviceAttr attribute, int device) {
+    int value = 0;
+    if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) cudaGetLastError();
+    return static_cast<std::uint64_t>(value);
+  }
 };
 
 // --- arguments ---------------------------------------------------------------------------------
@@ -92,16 +101,10 @@ States states_of(const AnyProblem& p, const ConstArray<2>& array) {
           array.dtype != p.dtype};
 }
 
-inline int attribute(cudaDeviceAttr attribute, int device) {
-  int value = 0;
-  if (cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) cudaGetLastError();
-  return value;
-}
-
 /// Whether a kernel can be started while the one before it still clears the workspace. A graph that
 /// is being captured may be taken apart by its owner, and gets plain edges.
 inline bool may_start_early(int device, cudaStream_t stream) {
-  if (attribute(cudaDevAttrComputeCapabilityMajor, device) < 9) return false;
+  if (Properties::of(device).major < 9) return false;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
          status == cudaStreamCaptureStatusNone;

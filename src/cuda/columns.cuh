@@ -391,7 +391,7 @@ struct ColumnLeaf {
   /// Runs the leaf from `state` on; what the pass writes goes to the slots. `leave` is where the
   /// pass ends.
   template <ColumnMode kMode>
-  __device__ __forceinline__ void finish(A state, A& leave) {
+  __device__ __forceinline__ void finish(A& state, A& leave) {
     if constexpr (P::backward) {
       finish_backward<kMode>(state, leave);
     } else {
@@ -401,7 +401,7 @@ struct ColumnLeaf {
 
  private:
   template <ColumnMode kMode>
-  __device__ __forceinline__ void finish_forward(A state, A& leave) {
+  __device__ __forceinline__ void finish_forward(A& state, A& leave) {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; i += W) {
       if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
@@ -429,7 +429,7 @@ struct ColumnLeaf {
   }
 
   template <ColumnMode kMode>
-  __device__ __forceinline__ void finish_backward(A state, A& leave) {
+  __device__ __forceinline__ void finish_backward(A& state, A& leave) {
     const A zero = Constant<A>::of(0);
     A gain = entry_gain;
     bool reset = !kIsPlainColumn<kMode> && entry_cut;
@@ -612,7 +612,9 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   }
 
   // --- merge -----------------------------------------------------------------------------------
-  scan_lanes(map, cut, place, 1, each, g.reset != nullptr);
+  Tracer<Cell, A, 1> tracer(cell, g, t, Division{kLeaf, each, each, 1}, place, leaf.channel);
+  tracer.leaf(map, cut);
+  scan_lanes(map, cut, place, 1, each, g.reset != nullptr, tracer);
   Segment<A> own{shuffle(map[0], kWarp - 1),
                  __shfl_sync(kAllLanes, static_cast<int>(cut), kWarp - 1) != 0};
   Segment<A> before{shuffle_up(map[0], 1),
@@ -669,7 +671,9 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
         await(level < closed);
         const Segment<A> products = levels_product();
         for (int l = level0; l < closed && l < level0 + kAtOnce; ++l) {
+          const A before = own.map.x;
           own = merge(level_of(products, l), own);
+          if (lane == 0) tracer.tiles(l, leaf.channel, before, own);
         }
         if (closed <= level0 + kAtOnce && lane == 0) Node<A>::publish(own_node, own);
       }
@@ -700,6 +704,8 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   } else {
     leaf.template finish<ColumnMode::general>(state, leave);
   }
+  const A ends[1] = {state};
+  tracer.finish(ends);
   const bool is_empty = t.length == 0 && t.number == 0 && place == 0 && leaf.has_channel;
   if (is_empty || leaf.last >= 0) store_state<T>(g.leave, t.sequence, leaf.channel, leave);
   __syncwarp();

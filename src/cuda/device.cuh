@@ -290,14 +290,23 @@ __device__ __forceinline__ R apply(const Segment<R>& s, const R& state) {
   return s.cut ? s.map.x : apply(s.map, state);
 }
 
+/// Hears of no merge.
+struct NoTracer {
+  template <class R, int kMaps>
+  __device__ __forceinline__ void lanes(int, const Affine<R> (&)[kMaps], const Affine<R> (&)[kMaps],
+                                        bool) const {}
+};
+
 /// The inclusive scan over the lanes, whose neighbours in time are `stride` lanes apart.
-template <class R, int kMaps>
+template <class R, int kMaps, class Tracer = NoTracer>
 __device__ __forceinline__ void scan_lanes(Affine<R> (&map)[kMaps], bool& cut, int lane, int stride,
-                                           int end, bool may_cut) {
+                                           int end, bool may_cut, const Tracer& tracer = {}) {
   for (int by = stride; by < end; by *= 2) {
     const bool takes = lane >= by && !cut;
+    Affine<R> before[kMaps];
 #pragma unroll
     for (int v = 0; v < kMaps; ++v) {
+      before[v] = map[v];
       const Affine<R> earlier = shuffle_up(map[v], by);
       if (takes) map[v] = merge(earlier, map[v]);
     }
@@ -305,6 +314,7 @@ __device__ __forceinline__ void scan_lanes(Affine<R> (&map)[kMaps], bool& cut, i
       const bool earlier = __shfl_up_sync(kAllLanes, static_cast<int>(cut), by) != 0;
       cut = cut || (lane >= by && earlier);
     }
+    tracer.lanes(by / stride, before, map, cut);
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "common/backend.hpp"
 #include "cuda/call.hpp"
+#include "cuda/choice.hpp"
 #include "cuda/clear.hpp"
 #include "cuda/kernels/list.hpp"
 #include "cuda/reduce.hpp"
@@ -20,8 +21,6 @@
 
 namespace scanrnn::cuda {
 namespace {
-
-constexpr int kMostDevices = 64;
 
 // --- kernels -----------------------------------------------------------------------------------
 
@@ -48,7 +47,7 @@ Entry& entry_of(const Problem& p) {
   throw DeviceError(std::string(p.call) + ": the cell was compiled without CUDA kernels");
 }
 
-enum class Way { rows, columns, serial };
+enum class Way { rows, columns, serial, ordered };
 
 // --- the plan ----------------------------------------------------------------------------------
 
@@ -71,7 +70,8 @@ struct Plan {
   } reduction[kMaxInputs];
 };
 
-/// Rows where channels lie closest, columns where steps do, unless `forced` names another way.
+/// Rows where channels lie closest, columns where steps do, unless `forced` names another way:
+/// "rows", "columns" or "serial". ("ordered" takes the place of the first two where it can.)
 Way way_of(const Problem& p, const char* forced) {
   if (forced != nullptr) {
     if (std::strcmp(forced, "serial") == 0) return Way::serial;
@@ -132,7 +132,7 @@ Plan make_plan(const Problem& p, int device) {
   const Index vector_bytes = plan.way == Way::rows ? kernels.rows.vector_bytes : kVectorBytes;
   const Index width = vector_bytes / element;
   const bool packed = static_cast<bool>(p.layout.cu_seqlens);
-  const int most_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int most_shared = Properties::of(device).most_shared;
   const int fixed_shared = 4 * 1024;  // what kernels have beside what a launch asks for, at most
   Index rows = 1;                     // steps of a tile
   Index lanes = 1;                    // channels of a tile
@@ -180,7 +180,22 @@ Plan make_plan(const Problem& p, int device) {
     }
     rows = (kWarp >> g.across_log2) * g.leaf;
     lanes = Index{1} << g.across_log2;
-  } else {
+  }
+  const bool wants_ordered = forced == nullptr ? is_ordered_best(p.sequences * p.channels, p.time)
+                                               : std::strcmp(forced, "ordered") == 0;
+  if (wants_ordered && !packed && plan.way != Way::serial && kernels.ordered.function != nullptr &&
+      ceil_div(p.time, g.leaf) <= kOrderedLeaves && p.time <= rows) {
+    const int most =
+        plan.way == Way::rows ? row_band_log2(static_cast<int>(vector_bytes)) : g.across_log2;
+    g.band_leaves = kWarp >> std::min(g.across_log2, most);
+    g.teams_log2 = 0;
+    kernel = &kernels.ordered;
+    plan.prepared = nullptr;
+    plan.way = Way::ordered;
+    warps = kWarps;
+  }
+  const bool is_one_thread = plan.way == Way::serial || plan.way == Way::ordered;
+  if (is_one_thread) {  // a sequence and channel each
     rows = std::max<Index>(1, p.time);
     lanes = std::max<Index>(1, p.channels);
   }
@@ -188,15 +203,14 @@ Plan make_plan(const Problem& p, int device) {
   plan.threads = warps * kWarp;
   g.tiles = std::max<Index>(1, ceil_div(p.time, rows));
   g.groups = ceil_div(p.channels, lanes);
-  g.tile_items =
-      packed && plan.way != Way::serial ? p.time / rows + p.sequences : p.sequences * g.tiles;
+  g.tile_items = packed && !is_one_thread ? p.time / rows + p.sequences : p.sequences * g.tiles;
   g.by_groups = Divisor::of(g.groups);
   g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
   for (Index most = 1; most < g.tiles; most *= kRadix) ++g.levels;
-  if (plan.way == Way::serial) g.levels = 0;
+  if (is_one_thread) g.levels = 0;
   plan.shared_bytes = kernel->shared_bytes(g.across_log2, g.leaf, warps, g.levels);
 
-  if (plan.way == Way::serial) {
+  if (is_one_thread) {
     plan.blocks = ceil_div(p.sequences * p.channels, kThreads);
   } else {
     plan.blocks = g.tile_items * g.groups;
@@ -356,9 +370,10 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
 
   cudaError_t error = cudaSuccess;
   if (plan.blocks > 0) {
-    const std::uint64_t bit = std::uint64_t{1} << (target.index % kMostDevices);
+    const std::uint64_t bit =
+        target.index < kMostDevices ? std::uint64_t{1} << target.index : std::uint64_t{0};
     if (plan.prepared != nullptr && (plan.prepared->load(std::memory_order_relaxed) & bit) == 0) {
-      const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, target.index);
+      const int most = Properties::of(target.index).most_shared;
       cudaFuncAttributes has;
       error = cudaFuncGetAttributes(&has, plan.kernel->function);
       if (error == cudaSuccess) {
@@ -393,7 +408,6 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
     }
     void* arguments[] = {&plan.args, const_cast<void*>(problem.cell)};
     error = cudaLaunchKernelExC(&launch, plan.kernel->function, arguments);
-    if (error == cudaSuccess) error = cudaPeekAtLastError();
     if (error != cudaSuccess) fail(call, plan.kernel->name, target.index, error);
   }
   for (int r = 0; r < plan.reductions; ++r) {

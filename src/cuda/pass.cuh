@@ -4,6 +4,7 @@
 
 #include "cuda/lanes.cuh"
 #include "cuda/tile.cuh"
+#include "cuda/trace.cuh"
 
 namespace scanrnn::cuda {
 

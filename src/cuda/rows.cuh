@@ -853,6 +853,10 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.
   const bool is_wide = across > P::band_vectors;
+  const Division division{g.leaf, leaves, is_wide ? P::band_leaves : kWarp / across,
+                          g.levels > 0 ? kWarps : 1};
+  Tracer<Cell, A, W> tracer(cell, g, t, division, leaf.place, leaf.channel);
+  tracer.leaf(map, cut);
   if (is_wide) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
@@ -861,7 +865,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
     if (column == 0) shared.leaf_cut[leaf.place] = cut;
   } else {
-    scan_lanes(map, cut, lane, across, kWarp, g.reset != nullptr);
+    scan_lanes(map, cut, lane, across, kWarp, g.reset != nullptr, tracer);
     if (lane + across >= kWarp) {  // the band's last leaf
 #pragma unroll
       for (int v = 0; v < W; ++v) {
@@ -899,11 +903,16 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
 #pragma unroll
         for (int by = 1; by < kWarps; by *= 2) {
 #pragma unroll
-          for (int b = 0; b < kWarps; b += 2 * by) band[b] = merge(band[b], band[b + by]);
+          for (int b = 0; b < kWarps; b += 2 * by) {
+            band[b] = merge(band[b], band[b + by]);
+            tracer.warps(by, b, channel0 + ch, band[b + by].map.x, band[b]);
+          }
         }
         Segment<A> own = band[0];
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
+          const A before = own.map.x;
           own = merge(await_level<A>(nodes_of(ch), stride, t.number, level), own);
+          tracer.tiles(level, channel0 + ch, before, own);
         }
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
@@ -930,6 +939,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       const int at = place * width + column * W + v;
       return {{maps_a[at], maps_x[at]}, shared.leaf_cut[place]};
     };
+    tracer.band(of_leaf);
     const int within = leaf.place % P::band_leaves, first = leaf.place - within;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
@@ -993,6 +1003,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   } else {
     leaf.template finish<RowMode::general>(state, leave);
   }
+  tracer.finish(state.lane);
   const bool is_end = leaf.last_step() >= 0;
   // A sequence without steps ends as it began.
   if (is_end || (t.length == 0 && t.number == 0 && leaf.place == 0)) {

@@ -40,10 +40,12 @@ __global__ void __launch_bounds__(kThreads)
     return g.reset != nullptr &&
            g.reset[span.row * g.reset_batch + (from + i * down) * g.reset_time] != 0;
   };
-  Tile tile;  // only for checkpoint_row
-  tile.begin = span.begin;
+  Tile tile;  // what checkpoint_row and a Tracer want to know
   tile.sequence = n;
   tile.row = span.row;
+  tile.begin = span.begin;
+  tile.length = length;
+  tile.step = 0;
 
   R vector_in[P::inputs];
   A sum[P::inputs];
@@ -90,6 +92,11 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     store_state<T>(g.leave, n, d, state);
+    Tracer<Cell, A, 1> tracer(cell, g, tile, Division{length, 1, 1, 1}, 0, d);
+    const Affine<A> all[1] = {{zero, state}};
+    const A ends[1] = {state};
+    tracer.leaf(all, true);
+    tracer.finish(ends);
   } else {
     const A first = load_state<T>(g.initial, n, d);  // the state before the sequence
     A gain = one;

@@ -165,8 +165,7 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   plan.name = p.backward ? "solve_backward" : "solve_forward";
   if (!is_empty) {
     plan.blocks = std::min<Index>(
-        g.units, static_cast<Index>(kernels.blocks) *
-                     std::max(1, attribute(cudaDevAttrMultiProcessorCount, device)));
+        g.units, static_cast<Index>(kernels.blocks) * Properties::of(device).multiprocessors);
   }
 
   const std::size_t n = static_cast<std::size_t>(p.sequences);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA backend of a build without CUDA: every call says so.
 #include "common/backend.hpp"
+#include "common/trace.hpp"
 #include "scanrnn/error.hpp"
 
 namespace scanrnn::cuda {
@@ -24,6 +25,10 @@ std::size_t workspace_bytes(const SolveProblem&, const Target&) {
 }
 
 void execute(const SolveProblem&, Workspace, const Target&) {
+  throw DeviceError(unavailable_reason());
+}
+
+void trace(const Problem&, const Target&, const std::function<void(const MergeEvent&)>&) {
   throw DeviceError(unavailable_reason());
 }
 

@@ -2,7 +2,8 @@
 # Everything that needs a GPU: tests/gpu/run.sh [STEP...], from any folder. Without steps: all.
 #
 #   build      install this package, with CUDA for the GPU that is here, into the running Python
-#   test       pytest tests/gpu; more arguments in PYTEST_ARGS
+#   test       pytest tests/gpu; more arguments in PYTEST_ARGS: "-m slow -k s06" runs those beyond 2^31
+#              elements (31 GiB of device memory), "-k m01" those for two devices (see test_gpu_two.py)
 #   sanitize   memcheck, racecheck, initcheck and synccheck on a reduced suite
 #   bench      python tests/bench/gpu.py; more arguments in BENCH_ARGS
 #

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import scanrnn.torch as srt
 from gpu_helpers import LAYOUTS, TORCH_DTYPES, leaf, scan_and_gradients
+from scanrnn.torch._ops import ACCUMULATION
 
 
 def random(device, *shape, dtype=torch.float32, seed=0):
@@ -127,6 +128,51 @@ def test_a_sequence_has_the_same_bits_packed_and_alone(device):
         parts[len(ends)] = [v[:, 100:2100] for v in (h, da, dx)]
     for one, other in zip(*parts.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+SHORT = {
+    "plain": {},
+    "reverse": {"reverse": True},
+    "lengths": {"lengths": lambda B, T: torch.arange(B) * T // max(B - 1, 1)},
+    "left": {"lengths": lambda B, T: torch.arange(B) * T // B, "padding_side": "left"},
+    "reset": {"reset": lambda B, T: torch.rand(B, T) < 0.1},
+}
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+@pytest.mark.parametrize("name", SHORT)
+def test_one_thread_a_channel_has_the_bits_of_the_tree(cuda, monkeypatch, name, layout, dtype):
+    """Which kernel a short sequence gets depends on the size of the batch: results must not."""
+    torch.manual_seed(0)
+    for T, D in ((9, 5), (20, 300), (33, 40), (57, 16), (64, 3), (64, 64), (100, 2), (64, 1)):
+        B = 3
+        options = {k: v(B, T).to(cuda) if callable(v) else v for k, v in SHORT[name].items()}
+        a, x, dh = (
+            LAYOUTS[layout](random(cuda, B, T, D, dtype=dtype, seed=i) * 0.4) for i in range(3)
+        )
+        h0, dfinal = (random(cuda, B, D, dtype=dtype, seed=i) for i in (3, 4))
+        # A gate for every step, or one for all: then its gradient is a sum.
+        for gate in (a, a[:, :1]):
+            results = {}
+            for kernel in ("ordered", "columns" if layout == "bdt" or D == 1 else "rows"):
+                monkeypatch.setenv("SCANRNN_CUDA_KERNEL", kernel)
+                wide = dfinal.to(ACCUMULATION[dtype])
+                results[kernel] = scan_and_gradients(gate, x, h0, dh, wide, **options)
+            monkeypatch.delenv("SCANRNN_CUDA_KERNEL")
+            first, second = results.values()
+            assert_equal(first, second)
+
+
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+@pytest.mark.parametrize(("T", "D"), [(16, 16), (33, 16), (40, 64), (64, 16), (64, 100)])
+def test_a_short_row_alone_has_the_bits_it_has_among_thousands(device, T, D, layout):
+    B = 65536 // D
+    a, x, dh = (LAYOUTS[layout](random(device, B, T, D, seed=i) * 0.7) for i in range(3))
+    whole = scan_and_gradients(a, x, None, dh, None)
+    for part in (slice(0, 1), slice(B // 2, B // 2 + 40)):
+        some = scan_and_gradients(a[part], x[part], None, dh[part], None)
+        assert_equal(some[:4], [v[part] for v in whole[:4]])
 
 
 def test_m06_in_other_processes(cuda, run_python):

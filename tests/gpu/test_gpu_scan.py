@@ -435,7 +435,11 @@ def _memory():
 @pytest.mark.usefixtures("_memory")
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((8, 65536, 4100), torch.bfloat16), ((4, 32768, 4100), torch.float32)],
+    [
+        ((8, 65536, 4100), torch.bfloat16),
+        ((4, 32768, 4100), torch.float32),
+        (((1 << 23) + 5, 16, 16), torch.bfloat16),  # by one thread a channel
+    ],
 )
 @pytest.mark.parametrize("layout", ["btd", "bdt"])
 def test_s06_beyond_32_bits(cuda, shape, dtype, layout):
@@ -478,3 +482,29 @@ def test_s06_few_elements_far_apart(cuda, rng):
     assert_matches(h, serial_scan(a, values)[0])
     assert_matches(dx, g)
     assert_matches(da, g * previous(h))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_memory")
+def test_s06_more_than_2_31_steps(cuda):
+    """One sequence of one channel, with one gate whose gradient is a sum over all steps."""
+    T = 2**31 + 12_345
+    needs_memory(24 * 2**30)
+    x = torch.empty(1, T, 1, dtype=torch.bfloat16, device=cuda)
+    x.uniform_(0, 1, generator=torch.Generator(cuda).manual_seed(0))
+    gate = torch.full((1, 1, 1), 0.5, dtype=x.dtype, device=cuda)
+    h, final, da, dx, _ = scan_and_gradients(gate, x, None, x, None)
+    # A gate of a half forgets: 100 steps before (or, backwards, after) a piece are enough.
+    far, size = 100, 5000
+    for begin in (0, 2**30, 2**31 - size // 2, T - size):
+        end, warm, cool = begin + size, max(0, begin - far), min(T, begin + size + far)
+        piece = srt.scan(gate, x[:, warm:end])[:, begin - warm :]
+        torch.testing.assert_close(h[:, begin:end], piece, rtol=2**-7, atol=1e-3)
+        piece = srt.scan(gate, x[:, begin:cool], reverse=True)[:, :size]
+        torch.testing.assert_close(dx[:, begin:end], piece, rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(final, h[:, -1].float(), rtol=2**-7, atol=1e-3)
+    total, block = 0.0, 1 << 27
+    for begin in range(1, T, block):
+        end = min(T, begin + block)
+        total += float((dx[:, begin:end].float() * h[:, begin - 1 : end - 1].float()).sum())
+    assert float(da) == pytest.approx(total, rel=1e-2)

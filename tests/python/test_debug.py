@@ -48,6 +48,16 @@ def test_short_sequence(rng):
     assert trace["max_serial_error"].max(initial=0) < 1e-12
 
 
+@needs_trace
+def test_pytorch_and_jax(rng):
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    a, x = gates(rng, (2, 100, 3), np.float32), normal(rng, (2, 100, 3), np.float32)
+    expected = merge_trace(a, x)
+    tensors = torch.from_numpy(a), torch.from_numpy(x).requires_grad_()
+    np.testing.assert_array_equal(merge_trace(*tensors), expected)
+    np.testing.assert_array_equal(merge_trace(jnp.asarray(a), jnp.asarray(x)), expected)
+
+
 def test_plot():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")

@@ -6,7 +6,7 @@ import gc
 import numpy as np
 import pytest
 from reference import BFLOAT16, DTYPES, assert_same_bits, gates, normal
-from scanrnn import scan, scan_vjp
+from scanrnn import _core, scan, scan_vjp
 from scanrnn.cells import sru, sru_vjp
 
 CPU = (1, 0)
@@ -314,3 +314,46 @@ def test_results_outlive_their_producers(rng):
     h = scan(0.5, Foreign(x.copy()))
     gc.collect()
     assert_same_bits(h.array, scan(0.5, x))
+
+
+# ---- The exchange API, in place of descriptors ---------------------------------------------------
+
+
+def tensors(*shapes, dtype=None):
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this PyTorch has no exchange API")
+    return [torch.rand(shape, dtype=dtype or torch.float32) for shape in shapes]
+
+
+def test_tensors_stand_for_their_descriptors():
+    import torch
+    from scanrnn.torch._ops import describe
+
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex128):
+        a, x, h, expected = tensors(*4 * [(2, 50, 6)], dtype=dtype)
+        reset = torch.zeros(2, 50, dtype=torch.bool)
+        reset[:, 20] = True
+        views = [t[:, ::2, 1:].transpose(0, 1)[::2].transpose(0, 1) for t in (a, x, h, expected)]
+        flags = reset[:, ::4]
+        arrays = views[0], views[1], None, views[2], None
+        _core.scan_forward(*arrays, False, None, None, flags)
+        described = views[0], views[1], None, views[3], None
+        _core.scan_forward(*map(describe, described), False, None, None, describe(flags))
+        assert torch.equal(views[2], views[3])
+
+
+def test_what_is_wrong_with_a_tensor_is_said():
+    import torch
+
+    a, x, h = tensors(*3 * [(2, 5, 3)])
+    with pytest.raises(ValueError, match="a has 2 axes, expected 3"):
+        _core.scan_forward(a[0], x, None, h, None)
+    with pytest.raises(TypeError, match="dtype int16 is not supported"):
+        _core.scan_forward(a.to(torch.int16), x, None, h, None)
+    with pytest.raises(TypeError, match="a has dtype float64, expected float32"):
+        _core.scan_forward(a.double(), x, None, h, None)
+    with pytest.raises(TypeError, match="x is not an array descriptor"):
+        _core.scan_forward(a, x.numpy(), None, h, None)
+    with pytest.raises(RuntimeError, match="meta"):
+        _core.scan_forward(a, x.to("meta"), None, h, None)

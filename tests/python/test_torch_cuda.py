@@ -4,6 +4,7 @@ What is tested is what the core is told, and how small arrays get to the device.
 tests on a device.
 """
 
+import contextlib
 import types
 
 import pytest
@@ -133,13 +134,17 @@ MAIN = types.SimpleNamespace(device=DEVICE, is_cuda=True)
 
 
 def test_an_index_goes_to_the_device_without_waiting(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device", lambda d: asked.append(d) or contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     moved = _arguments.to_device_of("scan", "lengths", Small(), MAIN)
     assert (moved.device, moved.pinned, moved.non_blocking) == (DEVICE, True, True)
     assert _arguments.to_device_of("scan", "lengths", moved, MAIN) is moved
+    assert asked == [DEVICE]
 
 
 def test_an_index_on_the_cpu_can_not_be_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="lengths is on the CPU, expected a tensor on cuda:1"):
         _arguments.to_device_of("scan", "lengths", Small(), MAIN)

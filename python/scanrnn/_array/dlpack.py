@@ -57,8 +57,8 @@ def load(fn: str, name: str, obj: Any) -> Any:
             import cupy
         except ImportError:
             raise ValueError(
-                f"{fn}: {name} is a {type(obj).__name__} in CUDA memory, which needs CuPy: "
-                "PyTorch, JAX and CuPy arrays are taken directly"
+                f"{fn}: {name} is a {type(obj).__name__} in CUDA memory, which needs CuPy to be "
+                "installed"
             ) from None
         return cupy.from_dlpack(obj)
     if kind not in (_CPU, _CUDA_HOST):

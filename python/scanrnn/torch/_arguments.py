@@ -324,7 +324,9 @@ def to_device_of(fn: str, name: str, t: Tensor, x: Tensor) -> Tensor:
         )
     if not x.is_cuda or _transformed():
         return t.to(x.device)
-    if torch.cuda.is_current_stream_capturing():
+    with torch.cuda.device(x.device):  # whose stream is meant, whichever device is current
+        captures = torch.cuda.is_current_stream_capturing()
+    if captures:
         raise RuntimeError(
             f"{fn}: {name} is on the CPU, expected a tensor on {x.device} during the capture of a "
             "CUDA graph"

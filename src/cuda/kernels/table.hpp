@@ -24,6 +24,7 @@ struct PassKernels {
   Kernel rows;
   Kernel columns;
   Kernel serial;
+  Kernel ordered;  ///< not every cell has it
 };
 
 struct CellKernels {
@@ -41,9 +42,9 @@ struct Entry {
   Prepared forward, backward;
 };
 
-/// The kernels of a cell that isn't the library's: f16, bf16, f32, f64.
+/// The kernels of a cell that isn't the library's, by DType; complex ones only where it is complex.
 struct CustomCell {
-  Entry entry[4];
+  Entry entry[6];
 };
 
 }  // namespace scanrnn::cuda

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread a channel of a short sequence, as in serial.cuh, but in the order of the tree: it
+// keeps each leaf's map beside its states, and a leaf starts from what the merged maps before it
+// make of the initial state. So the results have the bits of rows.cuh and columns.cuh, and which
+// kernel is taken may depend on anything, the size of the batch too (choice.hpp).
+//
+// It costs a serial loop's time: the inputs are read once, and the maps' arithmetic hides behind
+// their latency.
+#pragma once
+
+#include "cuda/choice.hpp"
+#include "cuda/kernels/table.hpp"
+#include "cuda/pass.cuh"
+
+namespace scanrnn::cuda {
+
+/// The maps of leaves, merged as the lanes of a warp merge them (scan_lanes): each with 1, 2, 4,
+/// ... leaves before it or with all there are.
+template <class A>
+struct LeafScan {
+  static constexpr int kLevels = 3;
+  static_assert(kOrderedLeaves <= 1 << kLevels);
+  Segment<A> at[kLevels][kOrderedLeaves];  ///< [level][leaf], before the merge of that level
+
+  /// Takes leaf number `p`, which has `within` leaves before it in its band. `told` hears of the
+  /// merges. Returns the map from the band's start on.
+  template <class Told>
+  __device__ __forceinline__ Segment<A> take(int p, int within, Segment<A> own, Told&& told) {
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
+      at[level][p] = own;
+      const int count = 1 << level;
+      if (within < count) continue;
+      const Segment<A> before = own;
+      own = merge(at[level][p - count], own);
+      told(count, before, own);
+    }
+    return own;
+  }
+};
+
+/// Gradients of leaves, summed as rows and columns sum them: those of a band in a tree, then bands.
+template <class A>
+struct LeafSums {
+  A in_band[kOrderedLeaves];
+  A total = Constant<A>::of(0);
+
+  __device__ __forceinline__ LeafSums() { clear(); }
+  __device__ __forceinline__ void add(int place, const A& sum) {
+    in_band[place % kOrderedLeaves] = sum;  // of larger bands an eighth is used
+  }
+  /// What is missing from a band is zero, which changes no sum.
+  __device__ __forceinline__ void end_band() {
+#pragma unroll
+    for (int by = 1; by < kOrderedLeaves; by *= 2) {
+#pragma unroll
+      for (int w = 0; w < kOrderedLeaves; w += 2 * by) in_band[w] = in_band[w] + in_band[w + by];
+    }
+    total = total + in_band[0];
+    clear();
+  }
+
+ private:
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int w = 0; w < kOrderedLeaves; ++w) in_band[w] = Constant<A>::of(0);
+  }
+};
+
+/// For cells whose state is the output and that have no vector inputs.
+template <class Cell, class T, bool kBackward>
+__global__ void __launch_bounds__(kThreads)
+    run_ordered(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
+  using P = Pass<Cell, kBackward>;
+  using A = Acc<T>;
+  static_assert(Cell::state_is_output && Cell::vector_inputs == 0);
+  constexpr int kAhead = 8;  // steps whose inputs are on their way at once
+  const A zero = Constant<A>::of(0);
+
+  const Index worker = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  const Index n = worker / g.channels, d = worker % g.channels;
+  if (n >= g.sequences) return;
+  const Span span = span_of(g, n);
+  const int length = static_cast<int>(span.end - span.begin);
+
+  // Steps of the sequence to places along time.
+  const auto place_of = [&](int step) {
+    return g.reverse ? span.end - 1 - step : span.begin + step;
+  };
+  const auto read = [&](const Steps& s, int step) -> A {
+    if (s.data == nullptr) return zero;
+    return load_element<T>(s.data, span.row * s.batch + place_of(step) * s.time + d * s.channel,
+                           s.wide);
+  };
+  const auto write = [&](const Steps& s, int step, const A& value) {
+    if (s.data == nullptr) return;
+    store_element<T>(s.data, span.row * s.batch + place_of(step) * s.time + d * s.channel, s.wide,
+                     value);
+  };
+  const auto is_reset = [&](int step) {
+    return g.reset != nullptr &&
+           g.reset[span.row * g.reset_batch + place_of(step) * g.reset_time] != 0;
+  };
+  Tile tile;  // for a Tracer
+  tile.sequence = n;
+  tile.row = span.row;
+  tile.begin = span.begin;
+  tile.length = length;
+  tile.step = 0;
+
+  const int leaves = length > 0 ? (length + g.leaf - 1) / g.leaf : 1;
+  LeafScan<A> scan;
+  Segment<A> prefix{identity<Affine<A>>(), false};  // of the band, up to the leaf
+  A enter = load_state<T>(g.enter, n, d);           // before the band
+  A leave = enter;
+  const A first = kBackward ? load_state<T>(g.initial, n, d) : zero;
+  A gain = Constant<A>::of(1);  // backward: of the row before
+  bool reset = false;
+  LeafSums<A> sums[kBackward ? P::inputs : 1];
+  int within = 0;
+
+#pragma unroll 1  // eight times the code would not fit into the instruction cache
+  for (int p = 0; p < leaves; ++p) {
+    const int leaf = kBackward ? leaves - 1 - p : p;  // in the order of time
+    // Bands start at multiples of their size in time in both passes.
+    const int of_band = leaf & (g.band_leaves - 1);
+    const int place = kBackward ? g.band_leaves - 1 - of_band : of_band;
+    if (p > 0 && place == 0) {
+      enter = apply(prefix, enter);
+      prefix = {identity<Affine<A>>(), false};
+      within = 0;
+      if constexpr (kBackward) {
+#pragma unroll
+        for (int k = 0; k < P::inputs; ++k) {
+          if (P::has(P::summed, k)) sums[k].end_band();
+        }
+      }
+    }
+    const int begin = leaf * g.leaf;
+    const int end = min(begin + g.leaf, length);
+    A state = apply(prefix, enter);
+    Segment<A> own{identity<Affine<A>>(), false};
+    GainProduct<T> gains;
+    A sum[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) sum[k] = zero;
+    leave = state;
+
+    const auto take = [&](const A& a, const A& x) {
+      own.cut = own.cut || reset;
+      own.map.x = reset ? x : fma(a, own.map.x, x);
+      gains.times(a);
+      state = reset ? x : fma(a, state, x);
+    };
+    const int steps = end - begin;
+    for (int i0 = 0; i0 < steps; i0 += kAhead) {
+      A in[kAhead][P::inputs], dy[kAhead], before[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (i0 + j >= steps) break;
+        const int step = kBackward ? end - 1 - i0 - j : begin + i0 + j;
+#pragma unroll
+        for (int k = 0; k < P::inputs; ++k) {
+          if (P::has(P::staged, k)) in[j][k] = read(g.in[k], step);
+        }
+        if constexpr (kBackward) {
+          dy[j] = read(g.dy, step);
+          before[j] = step > 0 ? read(g.states, step - 1) : first;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (i0 + j >= steps) break;
+        const int step = kBackward ? end - 1 - i0 - j : begin + i0 + j;
+        if constexpr (!kBackward) {
+          reset = is_reset(step);
+          const Affine<A> map = cell.step(in[j]);
+          take(map.a, map.x);
+          write(g.out, step, cell.output(in[j], state));
+          leave = state;
+        } else {
+          A din[P::inputs];
+          const bool reset_here = is_reset(step);
+          take(gain, cell.output_adjoint(in[j], zero, dy[j]));
+          gain = cell.gain(in[j]);
+          cell.pullback(in[j], reset_here ? zero : before[j], zero, dy[j], state, din);
+          reset = reset_here;
+          leave = reset ? zero : product(gain, state);
+#pragma unroll
+          for (int k = 0; k < P::inputs; ++k) {
+            if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
+              sum[k] = sum[k] + din[k];
+            } else {
+              write(g.din[k], step, din[k]);
+            }
+          }
+        }
+      }
+    }
+    own.map.a = gains.value();
+
+    Tracer<Cell, A, 1> tracer(cell, g, tile, Division{g.leaf, leaves, g.band_leaves, 1}, p, d);
+    const Affine<A> map[1] = {own.map};
+    const A ends[1] = {state};
+    tracer.leaf(map, own.cut);
+    tracer.finish(ends);
+    prefix = scan.take(p, within, own,
+                       [&](int count, const Segment<A>& former, const Segment<A>& merged) {
+                         const Affine<A> was[1] = {former.map}, is[1] = {merged.map};
+                         tracer.lanes(count, was, is, merged.cut);
+                       });
+    ++within;
+    if constexpr (kBackward) {
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (P::has(P::summed, k)) sums[k].add(place, sum[k]);
+      }
+    }
+  }
+  store_state<T>(g.leave, n, d, leave);
+  if constexpr (kBackward) {
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!P::has(P::summed, k) || g.sum_slot[k] < 0) continue;
+      sums[k].end_band();
+      reinterpret_cast<A*>(g.sums)[(g.sum_slot[k] * g.sequences + n) * g.channels + d] =
+          sums[k].total;
+    }
+  }
+
+  if (g.lengths == nullptr) return;
+  const Index pad_begin = span.begin > 0 ? 0 : length;
+  const auto pad = [&](const Steps& s) {
+    if (s.data == nullptr) return;
+    for (Index i = pad_begin; i < pad_begin + g.time - length; ++i) {
+      store_element<T>(s.data, span.row * s.batch + i * s.time + d * s.channel, s.wide, zero);
+    }
+  };
+  if constexpr (kBackward) {
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (g.sum_slot[k] < 0) pad(g.din[k]);
+    }
+  } else {
+    pad(g.out);
+  }
+}
+
+/// The kernels of such a cell, with these.
+template <class Cell, class T>
+CellKernels with_ordered(CellKernels kernels) {
+  const auto set = [](Kernel& kernel, const void* function) {
+    kernel.function = function;
+    kernel.name = "ordered";
+    kernel.warps = kWarps;
+    kernel.vector_bytes = kVectorBytes;
+    kernel.shared_bytes = [](int, int, int, int) { return 0; };
+  };
+  set(kernels.forward.ordered, reinterpret_cast<const void*>(&run_ordered<Cell, T, false>));
+  set(kernels.backward.ordered, reinterpret_cast<const void*>(&run_ordered<Cell, T, true>));
+  return kernels;
+}
+
+}  // namespace scanrnn::cuda
