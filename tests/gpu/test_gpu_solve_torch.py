@@ -157,7 +157,7 @@ def test_p05_memory(cuda):
         before = torch.cuda.memory_allocated()
         y = cell.call(*args)
         peak = torch.cuda.max_memory_allocated() - before
-        assert peak <= 1.35 * y.numel() * y.element_size(), name
+        assert peak <= 1.5 * y.numel() * y.element_size(), name
         del args, y
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,11 @@ from ._arguments import Sequences, state_dtype
 from ._ops import OptTensor
 from ._recurrent import Recurrent, StateT
 from .diagonal import solver_numbers
+
+# From PyTorch 2.7 on. Before, compiled modules keep no reports either.
+_is_exporting: Callable[[], bool] = getattr(
+    torch.compiler, "is_exporting", torch.compiler.is_compiling
+)
 
 
 class Solved(Recurrent[StateT]):
@@ -46,7 +51,7 @@ class Solved(Recurrent[StateT]):
         return tuple(SolveReport(report) for layer in self._reports for report in layer)
 
     def _run(self, *args: Any) -> tuple[Tensor, list[Tensor]]:
-        if not torch.compiler.is_exporting():
+        if not _is_exporting():
             self._reports = []
         return super()._run(*args)
 
@@ -99,6 +104,6 @@ class Solved(Recurrent[StateT]):
             d,
             *solver_numbers(self._fn, self.tolerance, self.max_passes, self.segment),
         )
-        if not (torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()):
+        if not (_is_exporting() or torch._C._are_functorch_transforms_active()):
             self._reports.append(report)
         return y, tuple(finals)
