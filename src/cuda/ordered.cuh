@@ -246,18 +246,22 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <class Cell, class T, bool kBackward>
+Kernel ordered_kernel() {
+  Kernel kernel;
+  kernel.function = reinterpret_cast<const void*>(&run_ordered<Cell, T, kBackward>);
+  kernel.name = "ordered";
+  kernel.warps = kWarps;
+  kernel.vector_bytes = kVectorBytes;
+  kernel.shared_bytes = [](int, int, int, int) { return 0; };
+  return kernel;
+}
+
 /// The kernels of such a cell, with these.
 template <class Cell, class T>
 CellKernels with_ordered(CellKernels kernels) {
-  const auto set = [](Kernel& kernel, const void* function) {
-    kernel.function = function;
-    kernel.name = "ordered";
-    kernel.warps = kWarps;
-    kernel.vector_bytes = kVectorBytes;
-    kernel.shared_bytes = [](int, int, int, int) { return 0; };
-  };
-  set(kernels.forward.ordered, reinterpret_cast<const void*>(&run_ordered<Cell, T, false>));
-  set(kernels.backward.ordered, reinterpret_cast<const void*>(&run_ordered<Cell, T, true>));
+  kernels.forward.ordered = ordered_kernel<Cell, T, false>();
+  kernels.backward.ordered = ordered_kernel<Cell, T, true>();
   return kernels;
 }
 

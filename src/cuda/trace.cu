@@ -14,6 +14,7 @@
 #include "common/trace.hpp"
 #include "cuda/current_device.hpp"
 #include "cuda/kernels/family.cuh"
+#include "cuda/ordered.cuh"
 #include "scanrnn/core/cells/scan.hpp"
 
 namespace scanrnn::cuda {
@@ -22,16 +23,24 @@ namespace {
 using TracedScan = Traced<ScanCell>;
 using Value = MergeReport::Value;
 
+template <class T>
+CellKernels traced_kernels() {
+  CellKernels kernels;
+  kernels.forward = pass_kernels<TracedScan, T, false>();
+  kernels.forward.ordered = ordered_kernel<TracedScan, T, false>();
+  return kernels;
+}
+
 const CellType& traced_type() {
   static CustomCell cell;
   static CustomCell* const kernels = &cell;
   static const CellType type = [] {
-    cell.entry[0].kernels.forward = pass_kernels<TracedScan, Half, false>();
-    cell.entry[1].kernels.forward = pass_kernels<TracedScan, BFloat16, false>();
-    cell.entry[2].kernels.forward = pass_kernels<TracedScan, float, false>();
-    cell.entry[3].kernels.forward = pass_kernels<TracedScan, double, false>();
-    cell.entry[4].kernels.forward = pass_kernels<TracedScan, Complex<float>, false>();
-    cell.entry[5].kernels.forward = pass_kernels<TracedScan, Complex<double>, false>();
+    cell.entry[0].kernels = traced_kernels<Half>();
+    cell.entry[1].kernels = traced_kernels<BFloat16>();
+    cell.entry[2].kernels = traced_kernels<float>();
+    cell.entry[3].kernels = traced_kernels<double>();
+    cell.entry[4].kernels = traced_kernels<Complex<float>>();
+    cell.entry[5].kernels = traced_kernels<Complex<double>>();
     return detail::describe<TracedScan>(CellKind::custom, nullptr, &kernels);
   }();
   return type;

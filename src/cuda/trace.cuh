@@ -75,7 +75,7 @@ struct Tracer<Cell, A, W, true> {
   __device__ void lanes(int count, const Affine<A> (&before)[W], const Affine<A> (&after)[W],
                         bool cut) const {
     const int in_band = place % by.band_leaves;
-    if (in_band < count) return;
+    if (in_band < count || t.step + place * by.leaf_steps >= t.length) return;
     for (int v = 0; v < W; ++v) {
       add(log2_of(count), place - min(in_band, 2 * count - 1), place + 1 - count, place + 1,
           channel + v, &before[v].x, {after[v], cut});
