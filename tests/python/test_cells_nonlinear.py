@@ -207,6 +207,48 @@ def test_report(rng, name):
     assert_same_bits(h, serial)
 
 
+@by_cell
+@pytest.mark.parametrize("segment", [8, 64])
+def test_2500_weights_of_any_size(rng, name, segment):
+    """Long memory, growth and chaos: every step is the equations'.
+
+    Where rounding doesn't decide what becomes of a state, the result is the serial one.
+    """
+    shape = (1, 500, D := 2500)
+    values, cell = arguments(rng, name, shape, np.float64), CELLS[name]
+    gain = rng.uniform(0.1, 6, D)
+    for n in cell.vectors:
+        values[n] = rng.uniform(-1, 1, D) * gain
+    gate = {"diagonal_gru": "z", "indrnn": "p"}.get(name, "f")
+    values[gate] += rng.uniform(-3, 6, D)
+    options = {"activation": "tanh"} if cell.activations else {}
+    h, _, report, saved = call(name, values, segment=segment, **options)
+    states = [saved["h"]] if "h" in saved else []
+    states += [saved["checkpoints"]] if name in KEEPS else []
+    assert np.isfinite(report.residual).all()
+    assert report.worst.passes <= 8
+
+    run = Run(name, values, **options)
+    before = [
+        np.concatenate([values[n][:, None], s[:, :-1]], 1)
+        for n, s in zip(cell.states, states, strict=True)
+    ]
+    after, y = run.step(..., slice(None), before)  # of all steps at once
+    # Where a segment follows another, the state may jump by the residual.
+    slack = 1e-11 + 20 * report.residual[0]
+    assert slack < 1e-6
+    for s, want in zip(states, after, strict=True):
+        assert (np.abs(s - want.real) <= slack * np.maximum(1, np.abs(s))).all()
+    assert (np.abs(h - y.real) <= slack).all()
+
+    serial, _, _, _ = call(name, values, max_passes=0, **options)
+    nudged = values | {n: values[n] + 1e-12 for n in cell.states}
+    moved, _, _, _ = call(name, nudged, max_passes=0, **options)
+    calm = np.abs(moved - serial).max((0, 1)) < 1e-10
+    assert calm.mean() > 0.95
+    assert np.abs(h - serial)[..., calm].max() < 1e-8
+
+
 def test_it_falls_back_by_channel_and_says_so(rng):
     values = arguments(rng, "indrnn", (2, 200, 5), np.float64)
     values["u"][3] = 1.3  # grows
