@@ -269,162 +269,6 @@ __device__ __forceinline__ void offset_of(const Affine2<A>& map, A (&state)[2]) 
   state[1] = map.x1;
 }
 
-/// Steps [first, first + count) of a channel, from the last to the first. Without `kFinish`,
-/// `adjoint` is left alone and `gain` and `offset` become the map from what enters the segment to
-/// what leaves it; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
-/// those of vector inputs are added to `sum`.
-template <bool kFinish, class T, class Cell, class Count>
-__device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell, const Span& span,
-                                            Index n, Index d, const Acc<T> (&vector)[Cell::inputs],
-                                            Index first, Count count,
-                                            Acc<T> (&gain)[Cell::states][Cell::states],
-                                            Acc<T> (&adjoint)[Cell::states],
-                                            Acc<T> (&sum)[Cell::inputs]) {
-  using P = SolvePass<Cell>;
-  using A = Acc<T>;
-  constexpr int kReads = P::streams + P::states + 1;
-  constexpr int kAhead = steps_ahead(kReads);
-  const A zero = Constant<A>::of(0), one = Constant<A>::of(1);
-  if constexpr (!kFinish) {
-#pragma unroll
-    for (int s = 0; s < P::states; ++s) {
-      adjoint[s] = zero;
-#pragma unroll
-      for (int j = 0; j < P::states; ++j) gain[s][j] = s == j ? one : zero;
-    }
-  }
-  if (count <= 0) return;
-
-  // Inputs and dy of a step, and the states before it.
-  const Index last = first + count - 1;
-  const Index position = position_of(g, span, last);
-  const char* at[kReads];
-  char* to[P::streams];
-  A after[P::states];
-  for_each_stream<Cell>([&](auto k) {
-    at[P::stream(k())] = address(g.in[k], span.row, position, d);
-    if constexpr (kFinish) to[P::stream(k())] = address(g.din[k], span.row, position, d);
-  });
-#pragma unroll
-  for (int s = 0; s < P::states; ++s) {
-    const char* state = address(g.states[s], span.row, position, d);
-    after[s] = Element<T>::widen(load_constant<T>(state));
-    at[P::streams + s] = state + g.states[s].next;
-  }
-  at[P::streams + P::states] = address(g.dy, span.row, position, d);
-  const unsigned char* reset = g.reset;
-  if (reset != nullptr) reset += span.row * g.reset_batch + position * g.reset_time;
-
-  const auto fetch = [&](T(&values)[kReads], bool& is_cut, bool has_before) {
-    for_each_stream<Cell>([&](auto k) {
-      constexpr int s = P::stream(k());
-      values[s] = load_constant<T>(at[s]);
-      at[s] += g.in[k].next;
-    });
-#pragma unroll
-    for (int s = 0; s < P::states; ++s) {
-      if (has_before) values[P::streams + s] = load_constant<T>(at[P::streams + s]);
-      at[P::streams + s] += g.states[s].next;
-    }
-    values[kReads - 1] = load_constant<T>(at[kReads - 1]);
-    at[kReads - 1] += g.dy.next;
-    is_cut = false;
-    if (g.reset != nullptr) {
-      is_cut = __ldg(reset) != 0;
-      reset += g.reset_next;
-    }
-  };
-  const auto step = [&](const A(&in)[P::inputs], const A(&from)[P::states], const A& dy,
-                        bool is_cut) {
-    A before[P::states], leaves[P::states];
-#pragma unroll
-    for (int s = 0; s < P::states; ++s) before[s] = is_cut ? zero : from[s];
-    if constexpr (kFinish) {
-      A din[P::inputs];
-      cell.pullback(in, before, after, dy, adjoint, din, leaves);
-      for_each_stream<Cell>([&](auto k) {
-        constexpr int s = P::stream(k());
-        if (g.din[k].data != nullptr) store<T>(to[s], din[k]);
-        to[s] += g.din[k].next;
-      });
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) sum[k] = sum[k] + din[k];
-#pragma unroll
-      for (int s = 0; s < P::states; ++s) adjoint[s] = is_cut ? zero : leaves[s];
-    } else {
-      A by[P::states][P::states];
-      adjoint_map(cell, in, before, after, dy, by, leaves);
-      A next[P::states][P::states], offset[P::states];
-#pragma unroll
-      for (int s = 0; s < P::states; ++s) {
-        offset[s] = leaves[s];
-#pragma unroll
-        for (int j = 0; j < P::states; ++j) offset[s] = fma(by[s][j], adjoint[j], offset[s]);
-#pragma unroll
-        for (int e = 0; e < P::states; ++e) {
-          next[s][e] = by[s][0] * gain[0][e];
-#pragma unroll
-          for (int j = 1; j < P::states; ++j) next[s][e] = fma(by[s][j], gain[j][e], next[s][e]);
-        }
-      }
-#pragma unroll
-      for (int s = 0; s < P::states; ++s) {
-        adjoint[s] = is_cut ? zero : offset[s];
-#pragma unroll
-        for (int j = 0; j < P::states; ++j) gain[s][j] = is_cut ? zero : next[s][j];
-      }
-    }
-#pragma unroll
-    for (int s = 0; s < P::states; ++s) after[s] = from[s];
-  };
-  const auto run = [&](const T(&values)[kReads], bool is_cut, const A(&from)[P::states]) {
-    T streams[P::streams];
-#pragma unroll
-    for (int k = 0; k < P::streams; ++k) streams[k] = values[k];
-    A in[P::inputs];
-    gather<T>(streams, vector, in, cell);
-    step(in, from, Element<T>::widen(values[kReads - 1]), is_cut);
-  };
-
-  // Of the sequence's first step the state before it isn't in the arrays.
-  const Count whole = first == 0 ? count - 1 : count;
-  const Count bulk = whole - whole % kAhead;
-  T ahead[kAhead][kReads];
-  bool cut[kAhead];
-  if (bulk > 0) {
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) fetch(ahead[j], cut[j], true);
-  }
-#pragma unroll 1
-  for (Count i = 0; i < bulk; i += kAhead) {
-    const bool more = i + kAhead < bulk;
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      T values[kReads];
-#pragma unroll
-      for (int k = 0; k < kReads; ++k) values[k] = ahead[j][k];
-      const bool is_cut = cut[j];
-      if (more) fetch(ahead[j], cut[j], true);
-      A from[P::states];
-#pragma unroll
-      for (int s = 0; s < P::states; ++s) from[s] = Element<T>::widen(values[P::streams + s]);
-      run(values, is_cut, from);
-    }
-  }
-#pragma unroll 1
-  for (Count i = bulk; i < count; ++i) {
-    const bool has_before = i < last;
-    fetch(ahead[0], cut[0], has_before);
-    A from[P::states];
-#pragma unroll
-    for (int s = 0; s < P::states; ++s) {
-      from[s] = has_before ? Element<T>::widen(ahead[0][P::streams + s])
-                           : load_state<T>(g.initial[s], n, d);
-    }
-    run(ahead[0], cut[0], from);
-  }
-}
-
 // --- units ---------------------------------------------------------------------------------------
 
 struct Unit {
@@ -502,6 +346,10 @@ __device__ __forceinline__ Worker worker_of(const SolveArgs& g, const Unit& u) {
   w.is_active = w.d < g.channels && w.segment < u.segments;
   return w;
 }
+
+/// Lets nothing that has been read from memory stay in registers: a thread's place in its unit is
+/// worked out anew behind the loops over steps, which need the registers.
+__device__ __forceinline__ void forget() { asm volatile("" ::: "memory"); }
 
 /// Element (item, i) of an array of `count` numbers an item.
 template <class A>
@@ -652,8 +500,6 @@ struct ForwardShared {
 };
 
 inline constexpr int kConverged = 0x7fffffff;
-/// What a start does: it has come to rest, it moves, or it would but must not.
-enum Motion : unsigned char { kRests, kMoves, kStays };
 
 /// A row of the report.
 __device__ __forceinline__ void write_report(bool is_serial, unsigned passes, double residual,
@@ -706,7 +552,7 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
   using A = Acc<T>;
   constexpr int N = Cell::states;
   using Map = typename SegmentMap<A, N>::Type;
-  constexpr int kBatch = N == 1 ? 8 : 4;  // segments whose numbers are on their way at once
+  constexpr int kBatch = 3;  // segments whose numbers are on their way at once
   const Worker w = worker_of(g, u);
   const int across = 1 << g.across_log2, per = kSolveThreads >> g.across_log2;
   const bool has_channel = w.d < g.channels;
@@ -749,10 +595,19 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
   for (Index p = share.low; p < share.high; ++p) {
     const SolvedSegment<A, N> here = load_segment<A, N>(g, u.first_item + p, w.d, true);
     const Index item = u.first_item + p;
-    bool moves = false, rests = true;
+    bool moves = false;
     if (p > 0) {
+      A to[N];  // where the start should be
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        to[i] = before.end[i];
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          if (d[j] != Constant<A>::of(0)) to[i] = fma(before.gain[i][j], d[j], to[i]);
+        }
+      }
       apply_to(increment(before, here), d);
-      bool is_finite = true;
+      bool rests = true, is_finite = true;
       A largest = Constant<A>::of(0), apart = largest;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -771,14 +626,13 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
       if (moves) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          A to = here.start[i] + d[i];
-          if (g.bound[i] > 0) to = maximum(minimum(to, most[i]), -most[i]);
-          *at_item<A>(g, g.start, item, i, N, w.d) = to;
+          if (g.bound[i] > 0) to[i] = maximum(minimum(to[i], most[i]), -most[i]);
+          *at_item<A>(g, g.start, item, i, N, w.d) = to[i];
         }
         g.dirty[u.first_unit + p / per * g.groups + u.group] = pass;
       }
     }
-    g.moved[item * g.pitch + w.d] = moves ? kMoves : (rests ? kRests : kStays);
+    g.moved[item * g.pitch + w.d] = moves ? 1 : 0;
     before = here;
   }
   shared.residual[threadIdx.x] = residual;
@@ -875,9 +729,8 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
       finish_unit(g);
       continue;
     }
-    const Index group = u.sequence * g.groups + u.group;
     const Worker w = worker_of(g, u);
-    if (w.is_active && (work.is_first || g.moved[w.item * g.pitch + w.d] == kMoves)) {
+    if (w.is_active && (work.is_first || g.moved[w.item * g.pitch + w.d] != 0)) {
       A vector[Cell::inputs];
       load_vectors<Cell, T>(g, w.d, vector);
       A start[N];
@@ -894,25 +747,33 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
           run_steps<false, kAhead, T>(g, cell, u.span, w.d, vector, w.first - g.burn_in, g.burn_in,
                                       start);
         }
+        forget();
+        const Worker now = worker_of(g, u);
 #pragma unroll
-        for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, w.item, i, N, w.d) = start[i];
+        for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, now.item, i, N, now.d) = start[i];
       }
+      forget();
+      const Worker now = worker_of(g, u);
       Dual<A, N> state[N];
       independent(start, state);
-      run_steps<true, kAhead, T>(g, cell, u.span, w.d, vector, w.first, w.count, state);
+      run_steps<true, kAhead, T>(g, cell, u.span, now.d, vector, now.first, now.count, state);
+      forget();
+      const Worker then = worker_of(g, u);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        *at_item<A>(g, g.end, w.item, i, N, w.d) = state[i].value;
+        *at_item<A>(g, g.end, then.item, i, N, then.d) = state[i].value;
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          *at_item<A>(g, g.gain, w.item, i * N + j, N * N, w.d) = state[i].slope[j];
+          *at_item<A>(g, g.gain, then.item, i * N + j, N * N, then.d) = state[i].slope[j];
         }
       }
     }
+    forget();
     if (work.is_first) {
-      clear_padding<T>(g, u, w, g.out);
-      if constexpr (SolvePass<Cell>::keeps) clear_padding<T>(g, u, w, g.kept);
+      clear_padding<T>(g, u, worker_of(g, u), g.out);
+      if constexpr (SolvePass<Cell>::keeps) clear_padding<T>(g, u, worker_of(g, u), g.kept);
     }
+    const Index group = u.sequence * g.groups + u.group;
     const unsigned expected = work.is_first ? static_cast<unsigned>(u.chunks) : g.expected[group];
     if (is_last_to_arrive(g.arrived + group, expected, &shared.is_last)) {
       const unsigned pass = work.is_first ? 1 : g.pass[group];
@@ -922,26 +783,11 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
   }
 }
 
-/// Whether a segment that starts there may stand where `state` is where it should have started.
-template <class T, class Cell>
-__device__ __forceinline__ bool may_stand(const SolveArgs& g, Index item, Index d,
-                                          const Acc<T> (&state)[Cell::states]) {
-  using A = Acc<T>;
-  bool stands = g.moved[item * g.pitch + d] == kRests;
-#pragma unroll
-  for (int i = 0; i < Cell::states; ++i) {
-    const A start = *at_item<A>(g, g.start, item, i, Cell::states, d);
-    stands =
-        stands && magnitude(state[i] - start) <=
-                      static_cast<A>(g.tolerance) * maximum(magnitude(start), Constant<A>::of(1));
-  }
-  return stands;
-}
-
 /// The recurrence as it stands, a thread a channel: of what is too short to be cut, or, behind
-/// solve_forward, of channels that haven't converged, from their first start that hasn't. These
-/// are serial as long as they have to be: where a segment's end meets the start from which those
-/// behind it have been run, they stand, up to the next start that doesn't rest.
+/// solve_forward, of channels that haven't converged, from their first start that hasn't. Of these,
+/// segments that have been run from the very state in which the one before them ends stand: they
+/// are what a serial run gives. A warp's channels go through the segments together, so that they
+/// read side by side.
 template <class Cell, class T>
 __global__ void __launch_bounds__(kSolveThreads)
     solve_serial(const __grid_constant__ SolveArgs g, const __grid_constant__ Cell cell) {
@@ -949,10 +795,15 @@ __global__ void __launch_bounds__(kSolveThreads)
   constexpr int N = Cell::states;
   const Index number = static_cast<Index>(blockIdx.x) * kSolveThreads + threadIdx.x;
   const Index n = number / g.channels, d = number % g.channels;
-  if (n >= g.sequences) return;
   const bool is_whole = g.fell_back == nullptr;
-  Index p = is_whole ? 0 : g.fell_back[n * g.pitch + d];
-  if (p == kConverged) return;
+  int first = kConverged;
+  if (n < g.sequences) first = is_whole ? 0 : g.fell_back[n * g.pitch + d];
+  int begin = first;
+  for (int by = kWarp / 2; by > 0; by /= 2) {
+    const int other = shuffle_xor(begin, by);
+    begin = other < begin ? other : begin;
+  }
+  if (first == kConverged) return;
   const Span span = span_of(g, n);
   const Index length = span.end - span.begin;
   const Index segment = is_whole ? length : g.segment;
@@ -960,31 +811,36 @@ __global__ void __launch_bounds__(kSolveThreads)
   const Index first_item = is_whole ? 0 : first_row_of(g, n) * (kSolveThreads >> g.across_log2);
   A vector[Cell::inputs], state[N];
   load_vectors<Cell, T>(g, d, vector);
-  const auto take_up = [&] {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      state[i] = p == 0 ? load_state<T>(g.initial[i], n, d)
-                        : *at_item<A>(g, g.end, first_item + p - 1, i, N, d);
+  for (int i = 0; i < N; ++i) state[i] = load_state<T>(g.initial[i], n, d);
+  for (Index p = begin; p < segments; ++p) {
+    if (!is_whole) {
+      if (p < first) continue;
+      bool stands = true;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        state[i] = *at_item<A>(g, g.end, first_item + p - 1, i, N, d);
+        stands = stands && state[i] == *at_item<A>(g, g.start, first_item + p, i, N, d);
+      }
+      if (stands) continue;
     }
-  };
-  take_up();
-  while (p < segments) {
-    const Index first = p * segment;
-    const Index count = length - first < segment ? length - first : segment;
-    run_steps<true, kSerialAhead, T>(g, cell, span, d, vector, first, count, state);
-    ++p;
-    if (p >= segments || !may_stand<T, Cell>(g, first_item + p, d, state)) continue;
-    do {
-      ++p;
-    } while (p < segments && g.moved[(first_item + p) * g.pitch + d] == kRests);
-    take_up();
+    const Index at = p * segment;
+    run_steps<true, kSerialAhead, T>(g, cell, span, d, vector, at,
+                                     length - at < segment ? length - at : segment, state);
+    if (!is_whole) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) *at_item<A>(g, g.end, first_item + p, i, N, d) = state[i];
+    }
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], n, d, state[i]);
+  for (int i = 0; i < N; ++i) {
+    if (!is_whole) state[i] = *at_item<A>(g, g.end, first_item + segments - 1, i, N, d);
+    store_state<T>(g.leave[i], n, d, state[i]);
+  }
   if (!is_whole) return;
   if (g.lengths != nullptr) {
-    const Index first = span.begin > 0 ? 0 : length;
-    for (Index i = first; i < first + g.time - length; ++i) {
+    const Index padding = span.begin > 0 ? 0 : length;
+    for (Index i = padding; i < padding + g.time - length; ++i) {
       store<T>(address(g.out, span.row, i, d), Constant<A>::of(0));
       if constexpr (SolvePass<Cell>::keeps) {
         if (g.kept.data != nullptr) {
@@ -999,6 +855,168 @@ __global__ void __launch_bounds__(kSolveThreads)
 }
 
 // --- backward ------------------------------------------------------------------------------------
+
+/// A worker's steps, from the last to the first. Without `kFinish`,
+/// `adjoint` is left alone and `gain` and `offset` become the map from what enters the segment to
+/// what leaves it; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
+/// those of vector inputs are added to `sum`.
+template <bool kFinish, class T, class Cell>
+__device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
+                                            const Worker& w, const Acc<T> (&vector)[Cell::inputs],
+                                            Acc<T> (&gain)[Cell::states][Cell::states],
+                                            Acc<T> (&adjoint)[Cell::states],
+                                            Acc<T> (&sum)[Cell::inputs]) {
+  using P = SolvePass<Cell>;
+  using A = Acc<T>;
+  constexpr int kReads = P::streams + P::states + 1;
+  constexpr int kAhead = steps_ahead(kReads);
+  const A zero = Constant<A>::of(0), one = Constant<A>::of(1);
+  if constexpr (!kFinish) {
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) {
+      adjoint[s] = zero;
+#pragma unroll
+      for (int j = 0; j < P::states; ++j) gain[s][j] = s == j ? one : zero;
+    }
+  }
+  const Index d = w.d;
+  const int count = w.count;
+  if (count <= 0) return;
+  const Span span = u.span;
+
+  // Inputs and dy of a step, and the states before it.
+  const Index position = position_of(g, span, w.first + count - 1);
+  const char* at[kReads];
+  char* to[P::streams];
+  A after[P::states];
+  for_each_stream<Cell>([&](auto k) {
+    at[P::stream(k())] = address(g.in[k], span.row, position, d);
+    if constexpr (kFinish) to[P::stream(k())] = address(g.din[k], span.row, position, d);
+  });
+#pragma unroll
+  for (int s = 0; s < P::states; ++s) {
+    const char* state = address(g.states[s], span.row, position, d);
+    after[s] = Element<T>::widen(load_constant<T>(state));
+    at[P::streams + s] = state + g.states[s].next;
+  }
+  at[P::streams + P::states] = address(g.dy, span.row, position, d);
+  const unsigned char* reset = g.reset;
+  if (reset != nullptr) reset += span.row * g.reset_batch + position * g.reset_time;
+
+  const auto fetch = [&](T(&values)[kReads], bool& is_cut, bool has_before) {
+    for_each_stream<Cell>([&](auto k) {
+      constexpr int s = P::stream(k());
+      values[s] = load_constant<T>(at[s]);
+      at[s] += g.in[k].next;
+    });
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) {
+      if (has_before) values[P::streams + s] = load_constant<T>(at[P::streams + s]);
+      at[P::streams + s] += g.states[s].next;
+    }
+    values[kReads - 1] = load_constant<T>(at[kReads - 1]);
+    at[kReads - 1] += g.dy.next;
+    is_cut = false;
+    if (g.reset != nullptr) {
+      is_cut = __ldg(reset) != 0;
+      reset += g.reset_next;
+    }
+  };
+  const auto step = [&](const A(&in)[P::inputs], const A(&from)[P::states], const A& dy,
+                        bool is_cut) {
+    A before[P::states], leaves[P::states];
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) before[s] = is_cut ? zero : from[s];
+    if constexpr (kFinish) {
+      A din[P::inputs];
+      cell.pullback(in, before, after, dy, adjoint, din, leaves);
+      for_each_stream<Cell>([&](auto k) {
+        constexpr int s = P::stream(k());
+        if (g.din[k].data != nullptr) store<T>(to[s], din[k]);
+        to[s] += g.din[k].next;
+      });
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) sum[k] = sum[k] + din[k];
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) adjoint[s] = is_cut ? zero : leaves[s];
+    } else {
+      A by[P::states][P::states];
+      adjoint_map(cell, in, before, after, dy, by, leaves);
+      A next[P::states][P::states], offset[P::states];
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) {
+        offset[s] = leaves[s];
+#pragma unroll
+        for (int j = 0; j < P::states; ++j) offset[s] = fma(by[s][j], adjoint[j], offset[s]);
+#pragma unroll
+        for (int e = 0; e < P::states; ++e) {
+          next[s][e] = by[s][0] * gain[0][e];
+#pragma unroll
+          for (int j = 1; j < P::states; ++j) next[s][e] = fma(by[s][j], gain[j][e], next[s][e]);
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) {
+        adjoint[s] = is_cut ? zero : offset[s];
+#pragma unroll
+        for (int j = 0; j < P::states; ++j) gain[s][j] = is_cut ? zero : next[s][j];
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) after[s] = from[s];
+  };
+  const auto run = [&](const T(&values)[kReads], bool is_cut, const A(&from)[P::states]) {
+    T streams[P::streams];
+#pragma unroll
+    for (int k = 0; k < P::streams; ++k) streams[k] = values[k];
+    A in[P::inputs];
+    gather<T>(streams, vector, in, cell);
+    step(in, from, Element<T>::widen(values[kReads - 1]), is_cut);
+  };
+
+  // Of the sequence's first step the state before it isn't in the arrays.
+  const bool has_all_before = w.first > 0;
+  const int whole = has_all_before ? count : count - 1;
+  const int bulk = whole - whole % kAhead;
+  T ahead[kAhead][kReads];
+  bool cut[kAhead];
+  if (bulk > 0) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) fetch(ahead[j], cut[j], true);
+  }
+#pragma unroll 1
+  for (int i = 0; i < bulk; i += kAhead) {
+    const bool more = i + kAhead < bulk;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      T values[kReads];
+#pragma unroll
+      for (int k = 0; k < kReads; ++k) values[k] = ahead[j][k];
+      const bool is_cut = cut[j];
+      if (more) fetch(ahead[j], cut[j], true);
+      A from[P::states];
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) from[s] = Element<T>::widen(values[P::streams + s]);
+      run(values, is_cut, from);
+    }
+  }
+#pragma unroll 1
+  for (int i = bulk; i < count; ++i) {
+    const bool has_before = has_all_before || i + 1 < count;
+    fetch(ahead[0], cut[0], has_before);
+    A from[P::states];
+#pragma unroll
+    for (int s = 0; s < P::states; ++s) from[s] = Element<T>::widen(ahead[0][P::streams + s]);
+    if (!has_before) {
+      forget();
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) {
+        from[s] = load_state<T>(g.initial[s], u.sequence, worker_of(g, u).d);
+      }
+    }
+    run(ahead[0], cut[0], from);
+  }
+}
 
 template <class A, int N>
 struct BackwardShared {
@@ -1016,7 +1034,7 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
   using A = Acc<T>;
   constexpr int N = Cell::states;
   using Map = typename SegmentMap<A, N>::Type;
-  constexpr int kBatch = N == 1 ? 8 : 4;  // segments whose numbers are on their way at once
+  constexpr int kBatch = 3;  // segments whose numbers are on their way at once
   const Worker w = worker_of(g, u);
   const int across = 1 << g.across_log2;
   const bool has_channel = w.d < g.channels;
@@ -1081,10 +1099,9 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
     if (!take_unit(g, shared.work)) return;
     const Work& work = shared.work;
     const Unit& u = work.unit;
-    const Index group = u.sequence * g.groups + u.group;
     const Worker w = worker_of(g, u);
     // A single segment needs no scan, and finishes at once.
-    const bool finishes = !work.is_first || (u.segments <= 1 && u.chunk == 0);
+    const auto finishes = [&] { return !work.is_first || (u.segments <= 1 && u.chunk == 0); };
     if (work.is_first && u.is_owned) {
       for_each_stream<Cell>([&](auto k) { clear_padding<T>(g, u, w, g.din[k]); });
     }
@@ -1095,15 +1112,16 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
       A vector[P::inputs];
       load_vectors<Cell, T>(g, w.d, vector);
       A gain[N][N], adjoint[N];
-      if (!finishes) {
-        run_adjoint<false, T>(g, cell, u.span, u.sequence, w.d, vector, w.first, w.count, gain,
-                              adjoint, sum);
+      if (!finishes()) {
+        run_adjoint<false, T>(g, cell, u, w, vector, gain, adjoint, sum);
+        forget();
+        const Worker then = worker_of(g, u);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          *at_item<A>(g, g.start, w.item, i, N, w.d) = adjoint[i];
+          *at_item<A>(g, g.start, then.item, i, N, then.d) = adjoint[i];
 #pragma unroll
           for (int j = 0; j < N; ++j) {
-            *at_item<A>(g, g.gain, w.item, i * N + j, N * N, w.d) = gain[i][j];
+            *at_item<A>(g, g.gain, then.item, i * N + j, N * N, then.d) = gain[i][j];
           }
         }
       } else {
@@ -1112,24 +1130,29 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
           adjoint[i] = work.is_first ? load_state<T>(g.enter[i], u.sequence, w.d)
                                      : *at_item<A>(g, g.start, w.item, i, N, w.d);
         }
-        run_adjoint<true, T>(g, cell, u.span, u.sequence, w.d, vector, w.first, w.count, gain,
-                             adjoint, sum);
-        if (w.segment == 0) {
+        run_adjoint<true, T>(g, cell, u, w, vector, gain, adjoint, sum);
+        forget();
+        const Worker then = worker_of(g, u);
+        if (then.segment == 0) {
 #pragma unroll
-          for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], u.sequence, w.d, adjoint[i]);
+          for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], u.sequence, then.d, adjoint[i]);
         }
       }
     }
     // Items without steps have sums too: of nothing.
-    if (w.d < g.channels && (finishes || !u.is_owned || !w.is_active)) {
+    forget();
+    const Worker then = worker_of(g, u);
+    if (then.d < g.channels && (finishes() || !u.is_owned || !then.is_active)) {
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (!P::is_vector(k) || g.sum_slot[k] < 0) continue;
-        reinterpret_cast<A*>(g.sums)[(g.sum_slot[k] * g.items + w.item) * g.pitch + w.d] = sum[k];
+        reinterpret_cast<A*>(g.sums)[(g.sum_slot[k] * g.items + then.item) * g.pitch + then.d] =
+            sum[k];
       }
     }
     if (work.is_first && u.is_owned && u.segments > 1 &&
-        is_last_to_arrive(g.arrived + group, static_cast<unsigned>(u.chunks), &shared.is_last)) {
+        is_last_to_arrive(g.arrived + u.sequence * g.groups + u.group,
+                          static_cast<unsigned>(u.chunks), &shared.is_last)) {
       scan_adjoint<T, Cell>(g, u, shared);
     }
     finish_unit(g);

@@ -2,7 +2,7 @@
 // The benchmark of nonlinear cells on the device: forward and backward of each, beside a streaming
 // kernel that moves the same arrays.
 //
-//   scanrnn_solve_bench [--segments] [--quick] [--shape B,T,D]... [--cell NAME]
+//   scanrnn_solve_bench [--segments] [--quick] [--peepholes] [--shape B,T,D]... [--cell NAME]
 //
 // Time: CUDA events around one call, medians over rounds, each after a write of several times the
 // L2 cache, so that nothing that is read lies there. Ceiling: a kernel that reads and writes the
@@ -145,9 +145,10 @@ constexpr bool is_vector(int k) {
   return (Cell::vector_inputs >> k & 1u) != 0;
 }
 
-/// `holds`: the gate whose bias makes the memory long.
+/// `holds`: the gate whose bias makes the memory long. `absent`: inputs that aren't given.
 template <class Cell, class T>
-void measure(const Shape& shape, DType dtype, int holds, float bias, int64_t segment, int rounds) {
+void measure(const Shape& shape, DType dtype, int holds, float bias, int64_t segment, int rounds,
+             unsigned absent) {
   constexpr int K = Cell::inputs, S = Cell::states;
   const int64_t elements = shape.b * shape.t * shape.d;
   const auto array = [&](void* data) {
@@ -167,6 +168,7 @@ void measure(const Shape& shape, DType dtype, int holds, float bias, int64_t seg
   scanrnn::SolveBackward<Cell> backward;
   Streams f{}, b{};
   for (int k = 0; k < K; ++k) {
+    if ((absent >> k & 1u) != 0) continue;
     const bool is_row = is_vector<Cell>(k);
     const std::size_t n = is_row ? static_cast<std::size_t>(shape.d) * sizeof(T) : bytes;
     void* data = take(n);
@@ -248,7 +250,7 @@ void measure(const Shape& shape, DType dtype, int holds, float bias, int64_t seg
 
 int main(int argc, char** argv) {
   std::vector<Shape> shapes;
-  bool segments = false, quick = false;
+  bool segments = false, quick = false, with_peepholes = false;
   std::string cell;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -256,6 +258,8 @@ int main(int argc, char** argv) {
       segments = true;
     } else if (argument == "--quick") {
       quick = true;
+    } else if (argument == "--peepholes") {
+      with_peepholes = true;
     } else if (argument == "--shape" && i + 1 < argc) {
       long b, t, d;
       if (std::sscanf(argv[++i], "%ld,%ld,%ld", &b, &t, &d) == 3) shapes.push_back({b, t, d});
@@ -263,7 +267,8 @@ int main(int argc, char** argv) {
       cell = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "scanrnn_solve_bench [--segments] [--quick] [--shape B,T,D]... [--cell NAME]\n");
+                   "scanrnn_solve_bench [--segments] [--quick] [--peepholes] [--shape B,T,D]... "
+                   "[--cell NAME]\n");
       return 2;
     }
   }
@@ -271,14 +276,18 @@ int main(int argc, char** argv) {
   const int rounds = quick ? 5 : 15;
   const auto each = [&](const Shape& shape, float bias, int64_t segment, bool halves) {
     const auto is = [&](const char* name) { return cell.empty() || cell == name; };
-    const auto one = [&](auto type, int holds) {
+    const auto one = [&](auto type, int holds, unsigned absent = 0) {
       using Cell = decltype(type);
       if (!is(Cell::name)) return;
-      measure<Cell, float>(shape, DType::f32, holds, bias, segment, rounds);
-      if (halves) measure<Cell, __nv_bfloat16>(shape, DType::bf16, holds, bias, segment, rounds);
+      measure<Cell, float>(shape, DType::f32, holds, bias, segment, rounds, absent);
+      if (!halves) return;
+      measure<Cell, __nv_bfloat16>(shape, DType::bf16, holds, bias, segment, rounds, absent);
     };
     one(scanrnn::DiagonalGruCell(), scanrnn::DiagonalGruCell::kUpdate);
-    one(scanrnn::DiagonalLstmCell(), scanrnn::DiagonalLstmCell::kForget);
+    using Lstm = scanrnn::DiagonalLstmCell;
+    const unsigned peepholes =
+        1u << Lstm::kPeepForget | 1u << Lstm::kPeepOutput | 1u << Lstm::kPeepInput;
+    one(Lstm(), Lstm::kForget, with_peepholes ? 0 : peepholes);
     one(scanrnn::RecurrentSruCell(), scanrnn::RecurrentSruCell::kForget);
     if (bias == 0) one(scanrnn::IndRnnCell(), -1);
   };
