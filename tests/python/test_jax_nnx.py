@@ -18,7 +18,7 @@ def test_without_flax(monkeypatch):
     monkeypatch.setitem(sys.modules, "flax", None)
     monkeypatch.delitem(sys.modules, "scanrnn.jax.nnx", raising=False)
     monkeypatch.delitem(vars(srj), "nnx", raising=False)
-    with pytest.raises(ImportError, match=r"scanrnn\.jax\.nnx needs Flax: pip install flax"):
+    with pytest.raises(ImportError, match=r"scanrnn\.jax\.nnx needs Flax: pip install 'scanrnn"):
         _ = srj.nnx
     with pytest.raises(AttributeError, match=r"module 'scanrnn\.jax' has no attribute 'nxn'"):
         _ = srj.nxn

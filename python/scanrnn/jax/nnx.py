@@ -7,7 +7,7 @@ to its outputs and the states after the last step:
     y, states = rnn(x)
 
 The parameters are those of the layers' functions, under names like weight_l0 and, of the second
-direction, weight_l0_reverse. This module needs Flax: pip install flax.
+direction, weight_l0_reverse. This module needs Flax: pip install 'scanrnn[flax]'.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from ._call import as_array
 try:
     from flax import nnx
 except ImportError as error:
-    raise ImportError("scanrnn.jax.nnx needs Flax: pip install flax") from error
+    raise ImportError(
+        "scanrnn.jax.nnx needs Flax: pip install 'scanrnn[flax]' or 'flax'"
+    ) from error
 
 __all__ = [
     "GILR",
