@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 import scanrnn.torch as srt
 from gpu_helpers import LAYOUTS, leaf
+from test_gpu_solve import STEPS as NONLINEAR
+from test_gpu_solve import Problem
 
 STEPS = (1, 33, 257, 2500)
 OPTIONS = {
@@ -106,3 +108,16 @@ def test_sru(device, name, T):
     )
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one.cpu().double(), other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NONLINEAR)
+@pytest.mark.parametrize("max_passes", [0, 2, 8])
+def test_solver(cuda, name, max_passes):
+    """Several passes, channels that fall back, blocks that wait for the queue."""
+    options = {"d": 33, "t": 600, "gain": 0.5, "segment": 32, "max_passes": max_passes}
+    options |= {
+        "b": 3,
+        "lengths": torch.tensor([600, 0, 517]),
+        "bias": 0 if name == "indrnn" else 3,
+    }
+    Problem(name, **options).forward().backward().check()
