@@ -23,7 +23,8 @@
 //   solve_forward(call, {memory.data(), memory.size()});
 //
 // Dtypes: f16, bf16, f32, f64; layouts, sequences, workspace and errors as in scan.hpp, names in
-// errors as in cells.hpp, initial states called by their names with a "0" ("h0", "c0").
+// errors as in cells.hpp: initial states "h0" and "c0", their gradients "dh0" and "dc0", final
+// states "final_h" and so on, their gradients "dfinal_h".
 #pragma once
 
 #include "scanrnn/cells.hpp"
@@ -49,7 +50,7 @@ struct SolveOptions {
 struct SolveReport {
   enum Column {
     kStatus,            ///< 0 converged, 1 fell back (some channels ran serially in part), 2 serial
-    kPasses,            ///< runs of the segments, the most of any channel
+    kPasses,            ///< runs of the segments, the most of any channel; 0 if serial
     kResidual,          ///< largest |e_p - s_{p+1}| of the last pass, over converged segments
     kErrorEstimate,     ///< largest |d_p| of the last pass, over converged segments
     kFirstUnconverged,  ///< the first step (in the order of the pass) that was run serially, or -1

@@ -29,9 +29,11 @@ namespace {
 // Of a row: independent registers hide a step's latency, and memory is walked in long runs. (GRU
 // forward at (1,4096,512) float32 on one core of an EPYC 9004: 512 bytes 14.4 ms, 4096 bytes 5.0.)
 constexpr Index kLaneBytes = 4096;
-constexpr Index kNarrowBytes = 512;  // likewise, where pieces stand side by side: buffers stay near
-constexpr Index kTogether = 128;     // pieces side by side, at most
-constexpr Index kSumSteps = 32;      // that are summed in single precision
+// Where channels are few, or don't lie side by side, buffers stay near instead, and have rows for
+// their transposition. (The same with steps side by side: 4096 bytes 42 ms, 512 bytes 11.)
+constexpr Index kNarrowBytes = 512;
+constexpr Index kTogether = 128;        // pieces side by side, at most
+constexpr Index kSumSteps = 32;         // that are summed in single precision
 constexpr Index kBufferBytes = 16384;   // of kSumSteps rows, or fewer if they are wide
 constexpr Index kBurnIn = 64;           // steps that guess a segment's start
 constexpr Index kParallelSteps = 4096;  // of a channel: below, a thread isn't worth waking
@@ -45,6 +47,7 @@ constexpr Index kParallelSteps = 4096;  // of a channel: below, a thread isn't w
 constexpr Index kFewChannels = 8;
 constexpr Index kShortest = 256;      // steps of a segment
 constexpr Index kFewestSegments = 8;  // fewer aren't worth it
+constexpr Index kSingleCost = 3;      // of a channel by itself, against one of all
 constexpr Index kLanesWanted = 2048;  // segments times channels: the lanes of some threads
 
 /// Steps of a segment of a sequence of `length` steps.
@@ -130,8 +133,9 @@ Plan make_plan(const SolveProblem& p, const SolveKernels& kernels, int max_threa
   }
   plan.threads =
       static_cast<int>(std::clamp<Index>(steps * p.channels / kParallelSteps, 1, max_threads));
-  const Index bytes = p.channels * static_cast<Index>(scalar);
-  const Index most = bytes < kNarrowBytes ? kNarrowBytes : kLaneBytes;
+  const bool wide =
+      p.in[0].stride[2] == 1 && p.channels * static_cast<Index>(scalar) >= kNarrowBytes;
+  const Index most = wide ? kLaneBytes : kNarrowBytes;
   plan.lanes = std::min(most / static_cast<Index>(scalar),
                         round_up(std::max<Index>(plan.segments * p.channels, 1), plan.vector));
   plan.chunk = kSumSteps;
@@ -169,7 +173,7 @@ Plan make_plan(const SolveProblem& p, const SolveKernels& kernels, int max_threa
   plan.start_at = place(cells * states, scalar);
   plan.end_at = place(cells * states, scalar);
   plan.map_at = place(plan.shoots ? cells * states * states : 0, scalar);
-  plan.moved_at = place(plan.segments, 1);
+  plan.moved_at = place(plan.shoots ? cells : 0, 1);
   plan.sums_at = place(cells * plan.sums, sizeof(double));
   plan.total_bytes = at + 128;  // to align the caller's memory
   return plan;
@@ -210,8 +214,12 @@ struct Call {
     return reinterpret_cast<Sequence*>(memory + plan.sequences_at)[n];
   }
   Piece* list() const { return reinterpret_cast<Piece*>(memory + plan.list_at); }
-  unsigned char& moved(Index segment) const {
-    return reinterpret_cast<unsigned char*>(memory + plan.moved_at)[segment];
+  /// Of every channel, whether the segment's start has moved since it last ran.
+  unsigned char* moved(Index segment) const {
+    return reinterpret_cast<unsigned char*>(memory + plan.moved_at) + segment * p.channels;
+  }
+  bool any_moved(Index segment) const {
+    return std::memchr(moved(segment), 1, static_cast<std::size_t>(p.channels)) != nullptr;
   }
 
   // Rows of all channels. Back in time these are adjoints, of a segment's end and of its start.
@@ -700,33 +708,13 @@ void run_segments(const Call<S>& c, Task task, const Wanted& wanted) {
   run_pieces(c, task, c.list(), count, c.p.channels);
 }
 
-/// Channels of sequences that are run serially from some segment on, by themselves.
-template <class S>
-class Fallen {
- public:
-  Fallen(const Call<S>& call, Task task) : c_(call), task_(task) {}
-  void add(const Piece& piece) {
-    if (count_ == c_.plan.listed) run();
-    c_.list()[count_++] = piece;
-  }
-  void run() {
-    run_pieces(c_, task_, c_.list(), count_, 1);
-    count_ = 0;
-  }
-
- private:
-  const Call<S>& c_;
-  Task task_;
-  Index count_ = 0;
-};
-
 // --- forward -------------------------------------------------------------------------------------
 
 /// What the ends of a channel's segments say of their starts.
 struct Mismatch {
   Index first = -1;                   ///< the first segment whose start wants to move
   double residual = 0, estimate = 0;  ///< of those before it
-  bool has_moved = false;
+  Index moved = 0;                    ///< starts
 };
 
 /// Finds the increments of one channel's starts, and with `moves` adds them where they matter.
@@ -772,11 +760,31 @@ Mismatch correct(const Call<S>& c, const Sequence& q, Index channel, bool moves)
       if (bound[s] > 0) start = std::clamp(start, -bound[s], bound[s]);
       c.start(j, s)[channel] = static_cast<S>(start);
     }
-    c.moved(j) = 1;
-    m.has_moved = true;
+    c.moved(j)[channel] = 1;
+    ++m.moved;
   }
   return m;
 }
+
+/// Pieces of single channels, run whenever the list is full.
+template <class S>
+class Singles {
+ public:
+  Singles(const Call<S>& call, Task task) : c_(call), task_(task) {}
+  void add(const Piece& piece) {
+    if (count_ == c_.plan.listed) run();
+    c_.list()[count_++] = piece;
+  }
+  void run() {
+    run_pieces(c_, task_, c_.list(), count_, 1);
+    count_ = 0;
+  }
+
+ private:
+  const Call<S>& c_;
+  Task task_;
+  Index count_ = 0;
+};
 
 template <class S>
 void shoot(const Call<S>& c) {
@@ -793,35 +801,57 @@ void shoot(const Call<S>& c) {
       ++piece.to;
       c.list()[guesses++] = piece;
     }
-    for (Index j = q.first; j <= q.last(); ++j) c.moved(j) = q.segments > 1;
   }
   run_pieces(c, Task::guess, c.list(), guesses, channels);
 
-  bool any = true;
-  for (int pass = 1; any && pass <= c.p.max_passes; ++pass) {
-    run_segments(c, Task::shoot, [&](const Sequence& q, Index, Index j) {
-      return q.is_open && c.moved(q.first + j) != 0;
-    });
-    const bool moves = pass < c.p.max_passes;
-    std::atomic<bool> open{false};
+  Index moved = 0, moved_segments = 0;
+  for (int pass = 1; pass == 1 || (moved > 0 && pass <= c.p.max_passes); ++pass) {
+    if (pass > 1 && moved * kSingleCost < moved_segments * channels) {
+      Singles<S> singles(c, Task::shoot);
+      for (Index n = 0; n < c.p.sequences; ++n) {
+        const Sequence& q = c.sequence(n);
+        for (Index channel = 0; q.is_open && channel < channels; ++channel) {
+          for (Index j = 0; j < q.segments; ++j) {
+            if (c.moved(q.first + j)[channel] == 0) continue;
+            Piece piece = segment_of(q, n, j);
+            piece.channel = channel;
+            singles.add(piece);
+          }
+        }
+      }
+      singles.run();
+    } else {
+      run_segments(c, Task::shoot, [&](const Sequence& q, Index, Index j) {
+        return q.is_open && (pass == 1 || c.any_moved(q.first + j));
+      });
+    }
+    std::atomic<Index> starts{0}, segments{0};
     c.each_sequence([&](Sequence& q, Index) {
       if (!q.is_open) return;
       q.passes = pass;
       q.is_open = false;
-      for (Index j = q.first; j <= q.last(); ++j) c.moved(j) = 0;
-      for (Index channel = 0; moves && channel < channels; ++channel) {
-        q.is_open = correct(c, q, channel, true).has_moved || q.is_open;
+      if (pass == c.p.max_passes) return;
+      std::memset(c.moved(q.first), 0, static_cast<std::size_t>(q.segments * channels));
+      Index here = 0;
+      for (Index channel = 0; channel < channels; ++channel) {
+        here += correct(c, q, channel, true).moved;
       }
-      if (q.is_open) open.store(true, std::memory_order_relaxed);
+      if (here == 0) return;
+      q.is_open = true;
+      starts.fetch_add(here, std::memory_order_relaxed);
+      for (Index j = q.first; j <= q.last(); ++j) {
+        if (c.any_moved(j)) segments.fetch_add(1, std::memory_order_relaxed);
+      }
     });
-    any = open.load();
+    moved = starts.load();
+    moved_segments = segments.load();
   }
 }
 
 /// Ends what multiple shooting has left: reports, and runs serially what hasn't converged.
 template <class S>
 void conclude(const Call<S>& c) {
-  Fallen<S> fallen(c, Task::serial);
+  Singles<S> fallen(c, Task::serial);
   double* report = static_cast<double*>(c.p.report.data);
   for (Index n = 0; n < c.p.sequences; ++n) {
     const Sequence& q = c.sequence(n);
@@ -901,7 +931,7 @@ void chain_adjoints(const Call<S>& c, const Sequence& q) {
 /// overflowed.
 template <class S>
 void rerun_overflowed(const Call<S>& c) {
-  Fallen<S> fallen(c, Task::run_back);
+  Singles<S> fallen(c, Task::run_back);
   for (Index n = 0; n < c.p.sequences; ++n) {
     const Sequence& q = c.sequence(n);
     for (Index channel = 0; q.segments > 1 && channel < c.p.channels; ++channel) {

@@ -869,6 +869,59 @@ CASE(adjoints_survive_overflowed_gains) {
   }
 }
 
+CASE(wrong_calls_say_so) {
+  std::vector<float> p(30), u(3), h0(6);
+  std::vector<double> rows(12);
+  SolveForward<IndRnnCell> call;
+  call.in[IndRnnCell::kInput] = {p.data(), DType::f32, {2, 5, 3}, {15, 3, 1}};
+  call.in[IndRnnCell::kWeight] = per_channel({u.data(), DType::f32, {3}, {1}});
+  call.out = {p.data(), DType::f32, {2, 5, 3}, {15, 3, 1}};
+  const auto bytes = [](const SolveForward<IndRnnCell>& c) {
+    return solve_forward_workspace_bytes(c, kTarget);
+  };
+  CHECK(bytes(call) > 0);
+  auto wrong = call;
+  wrong.options.tolerance = -1;
+  CHECK_THROWS(bytes(wrong), InvalidArgument,
+               "indrnn: tolerance is -1.000000, expected a finite number from 0 on");
+  wrong.options.tolerance = std::nan("");
+  CHECK_THROWS(bytes(wrong), InvalidArgument,
+               "indrnn: tolerance is nan, expected a finite number from 0 on");
+  wrong = call;
+  wrong.options.max_passes = -2;
+  CHECK_THROWS(bytes(wrong), InvalidArgument,
+               "indrnn: max_passes is -2, expected a number from 0 on");
+  wrong = call;
+  wrong.options.segment = -1;
+  CHECK_THROWS(bytes(wrong), InvalidArgument,
+               "indrnn: segment is -1, expected a number of steps, or 0 to have it chosen");
+  wrong = call;
+  wrong.initial[0] = {h0.data(), DType::f32, {3, 2}, {2, 1}};
+  CHECK_THROWS(bytes(wrong), InvalidArgument, "indrnn: h0 has shape (3, 2), expected (2, 3)");
+  wrong = call;
+  wrong.final_state[0] = {h0.data(), DType::f16, {2, 3}, {3, 1}};
+  CHECK_THROWS(bytes(wrong), InvalidType, "indrnn: final_h has dtype float16, expected float32");
+  wrong = call;
+  wrong.report = {rows.data(), DType::f64, {2, 5}, {5, 1}};
+  CHECK_THROWS(bytes(wrong), InvalidArgument,
+               "indrnn: report has shape (2, 5) and dtype float64, expected contiguous (2, 6) "
+               "float64");
+  wrong = call;
+  wrong.cell.activation = Activation::silu;
+  CHECK_THROWS(bytes(wrong), InvalidArgument,
+               "indrnn: activation is 3, expected a whole number from 0 to 2");
+  SolveBackward<IndRnnCell> back;
+  for (int i = 0; i < IndRnnCell::inputs; ++i) back.in[i] = call.in[i];
+  CHECK_THROWS(solve_backward_workspace_bytes(back, kTarget), InvalidArgument,
+               "indrnn backward: out is missing");
+  CHECK_THROWS(nonlinear_cell_type(NonlinearCellKind::count), InvalidArgument,
+               "kind is 4, expected a nonlinear cell's number, from 0 to 3");
+  if (kOnGpu) return;
+  std::vector<unsigned char> memory(16);
+  CHECK_THROWS(solve_forward(call, {memory.data(), memory.size()}), InvalidArgument,
+               "indrnn: workspace has 16 bytes, expected " + std::to_string(bytes(call)));
+}
+
 CASE(empty_extents) {
   Random random;
   for_each_cell([&](auto tag) {
