@@ -77,8 +77,7 @@ __device__ __forceinline__ void write_column(const Steps& s, char* base, int low
     const int begin = (low + W - 1) / W, end = high / W;
 #pragma unroll 4
     for (int c = begin + lane; c < end; c += kWarp) {
-      store_streaming(base + c * kVectorBytes,
-                      *reinterpret_cast<const uint4*>(slot + swizzled(c) * kVectorBytes));
+      store_streaming(base + c * kVectorBytes, load_vector<T>(slot + swizzled(c) * kVectorBytes));
     }
     if (end >= begin) {
       if (low + lane < begin * W) write(low + lane);
@@ -128,9 +127,13 @@ struct ColumnLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
   static constexpr int W = kWidth<T>, kLeaf = P::leaf;
-  /// A cell with many inputs unrolled would not fit into the instruction cache.
+  using R = Lanes<T, W>;    // steps
+  using One = Lanes<T, 1>;  // a step
+  static constexpr bool kKeeps = P::template keeps_steps<T>;
+  /// Cells unrolled would not fit into the instruction cache.
   template <ColumnMode kMode>
-  static constexpr int kUnrolled = kIsPlainColumn<kMode> && P::slots <= 3 ? kLeaf / W : 1;
+  static constexpr int kUnrolled =
+      kIsPlainColumn<kMode> && P::slots <= 3 && Cell::step_is_input ? kLeaf / W : 1;
 
   const Args& g;
   const Tile& t;
@@ -148,7 +151,7 @@ struct ColumnLeaf {
   unsigned valid = 0;   // bit i: step i is one of the sequence's
   unsigned resets = 0;  // bit i: and the state is dropped before it
   int last = -1;        // the last step of the pass, if it is here
-  A vector_in[P::inputs];
+  One vector_in[P::inputs];
 
   // Backward.
   A entry_gain;            // what the adjoint of the row before is multiplied by
@@ -173,11 +176,13 @@ struct ColumnLeaf {
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       sum[k] = Constant<A>::of(0);
-      vector_in[k] = Constant<A>::of(0);
+      vector_in[k] = Constant<One>::of(0);
       if (P::has(P::vectors, k) && g.in[k].data != nullptr && has_channel) {
-        vector_in[k] = load_element<T>(g.in[k].data, channel * g.in[k].channel, g.in[k].wide);
+        vector_in[k].lane[0] =
+            load_element<T>(g.in[k].data, channel * g.in[k].channel, g.in[k].wide);
       }
     }
+    if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
     entry_gain = Constant<A>::of(1);
     next_state = Constant<A>::of(0);
     if (!has_channel) return;
@@ -236,27 +241,31 @@ struct ColumnLeaf {
     return slots + slot * P::slot_bytes + chunk * kVectorBytes;
   }
   template <ColumnMode kMode>
-  __device__ __forceinline__ void read(int slot, int i, A (&to)[W]) const {
-    A in_memory[W];
-    widen<T>(load_vector<T>(vector_of<kMode>(slot, i)), in_memory);
-#pragma unroll
-    for (int v = 0; v < W; ++v) to[v] = goes_up<kMode>() ? in_memory[v] : in_memory[W - 1 - v];
+  __device__ __forceinline__ void read(int slot, int i, R& to) const {
+    R in_memory;
+    widen<T>(load_vector<T>(vector_of<kMode>(slot, i)), in_memory.lane);
+    to = in_time<kMode>(in_memory);
   }
   template <ColumnMode kMode>
-  __device__ __forceinline__ void write(int slot, int i, const A (&value)[W]) const {
-    A in_memory[W];
+  __device__ __forceinline__ void write(int slot, int i, const R& value) const {
+    store_vector(vector_of<kMode>(slot, i), narrow<T>(in_time<kMode>(value).lane));
+  }
+  /// From the order in memory to that of the pass, or back.
+  template <ColumnMode kMode>
+  __device__ __forceinline__ R in_time(const R& r) const {
+    R turned;
 #pragma unroll
-    for (int v = 0; v < W; ++v) in_memory[v] = goes_up<kMode>() ? value[v] : value[W - 1 - v];
-    store_vector(vector_of<kMode>(slot, i), narrow<T>(in_memory));
+    for (int v = 0; v < W; ++v) turned.lane[v] = goes_up<kMode>() ? r.lane[v] : r.lane[W - 1 - v];
+    return turned;
   }
   template <ColumnMode kMode>
-  __device__ __forceinline__ void read_inputs(unsigned set, int i, A (&in)[P::inputs][W]) const {
+  __device__ __forceinline__ void read_inputs(unsigned set, int i, R (&in)[P::inputs]) const {
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       if (!P::has(set, k)) continue;
       if (P::has(P::vectors, k)) {
 #pragma unroll
-        for (int v = 0; v < W; ++v) in[k][v] = vector_in[k];
+        for (int v = 0; v < W; ++v) in[k].lane[v] = vector_in[k].lane[0];
       } else {
         read<kMode>(P::slot(k), i, in[k]);
       }
@@ -269,16 +278,16 @@ struct ColumnLeaf {
     if (!has_channel) return;
     const int before = row(-1), after = row(kLeaf);
     if (is_inside(before) != outside && t.in_sequence(before)) {
-      A in[P::inputs];
+      One in[P::inputs];
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (P::has(P::vectors, k)) {
           in[k] = vector_in[k];
         } else if (P::has(Cell::map_inputs & Cell::backward_inputs, k)) {
-          in[k] = outside ? read_outside(P::slot(k), before) : read_row(P::slot(k), before);
+          in[k].lane[0] = outside ? read_outside(P::slot(k), before) : read_row(P::slot(k), before);
         }
       }
-      entry_gain = cell.gain(in);
+      entry_gain = cell.gain(in).lane[0];
       entry_cut = is_reset(g, t, before);
     }
     if constexpr (P::reads_states) {
@@ -296,14 +305,13 @@ struct ColumnLeaf {
   __device__ __forceinline__ void each_step_in_time(F&& take) const {
 #pragma unroll 1
     for (int i = kLeaf - W; i >= 0; i -= W) {
-      A in[P::inputs][W];
+      R in[P::inputs];
       read_inputs<kMode>(Cell::map_inputs, i, in);
+      const Affine<R> steps = cell.step(in);
 #pragma unroll
       for (int v = W - 1; v >= 0; --v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
         if (has_step<kMode>(i + v)) {
-          take(i + v, cell.step(in_v), resets_at<kMode>(i + v));
+          take(i + v, Affine<A>{steps.a.lane[v], steps.x.lane[v]}, resets_at<kMode>(i + v));
         } else {
           take(i + v, identity<Affine<A>>(), false);
         }
@@ -327,10 +335,10 @@ struct ColumnLeaf {
   }
   /// The states after steps [i, i + W).
   template <ColumnMode kMode>
-  __device__ __forceinline__ void states_after(int i, A (&to)[W]) const {
+  __device__ __forceinline__ void states_after(int i, R& to) const {
     if constexpr (P::recomputes) {
 #pragma unroll
-      for (int v = 0; v < W; ++v) to[v] = own_states[kLeaf - i - v];
+      for (int v = 0; v < W; ++v) to.lane[v] = own_states[kLeaf - i - v];
     } else if constexpr (P::reads_states) {
       read<kMode>(P::states_slot, i, to);
     }
@@ -345,31 +353,36 @@ struct ColumnLeaf {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; i += W) {
       if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
-      A in[P::inputs][W], dy[W], after[W];
+      R in[P::inputs];
+      Affine<R> steps;  // of backward: each step's own gain, which is the next step's
       if constexpr (P::backward) {
+        R dy, after;
         read_inputs<kMode>(Cell::backward_inputs, i, in);
         read<kMode>(P::dy_slot, i, dy);
         states_after<kMode>(i, after);
+        steps = {cell.gain(in), cell.output_adjoint(in, after, dy)};
       } else {
         read_inputs<kMode>(Cell::map_inputs, i, in);
+        steps = cell.step(in);
+        if constexpr (kKeeps) {
+          write<kMode>(P::kept_a, i, steps.a);
+          write<kMode>(P::kept_x, i, steps.x);
+        }
       }
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         if (!has_step<kMode>(i + v)) continue;
-        if (!P::backward) reset = resets_at<kMode>(i + v);
-        cut = cut || reset;
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        Affine<A> step;
-        if constexpr (P::backward) {
-          step = {gain, cell.output_adjoint(in_v, after[v], dy[v])};
-          gain = cell.gain(in_v);
-        } else {
-          step = cell.step(in_v);
+        if (!P::backward) {
+          gain = steps.a.lane[v];
+          reset = resets_at<kMode>(i + v);
         }
-        map.x = reset ? step.x : fma(step.a, map.x, step.x);
-        gains.times(step.a);
-        if (P::backward) reset = resets_at<kMode>(i + v);
+        cut = cut || reset;
+        map.x = reset ? steps.x.lane[v] : fma(gain, map.x, steps.x.lane[v]);
+        gains.times(gain);
+        if (P::backward) {
+          gain = steps.a.lane[v];
+          reset = resets_at<kMode>(i + v);
+        }
       }
     }
     map.a = gains.value();
@@ -392,20 +405,25 @@ struct ColumnLeaf {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; i += W) {
       if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
-      A in[P::inputs][W], out[W];
-      read_inputs<kMode>(P::all, i, in);
+      R in[P::inputs], states = Constant<R>::of(0);
+      Affine<R> steps;
+      if constexpr (kKeeps) {
+        read<kMode>(P::kept_a, i, steps.a);
+        read<kMode>(P::kept_x, i, steps.x);
+        read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
+      } else {
+        read_inputs<kMode>(P::all, i, in);
+        steps = cell.step(in);
+      }
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        out[v] = Constant<A>::of(0);
         if (!has_step<kMode>(i + v)) continue;
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        const Affine<A> step = cell.step(in_v);
-        state = resets_at<kMode>(i + v) ? step.x : fma(step.a, state, step.x);
-        out[v] = cell.output(in_v, state);
+        const A x = steps.x.lane[v];
+        state = resets_at<kMode>(i + v) ? x : fma(steps.a.lane[v], state, x);
+        states.lane[v] = state;
         if (!kIsPlainColumn<kMode> && i + v == last) leave = state;
       }
-      write<kMode>(0, i, out);
+      write<kMode>(0, i, cell.output(in, states));
     }
     if (kIsPlainColumn<kMode>) leave = state;
   }
@@ -418,43 +436,42 @@ struct ColumnLeaf {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; i += W) {
       if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
-      A in[P::inputs][W], dy[W], after[W], before[W], din[P::inputs][W];
+      R in[P::inputs], dy, after, before, adjoint = Constant<R>::of(0), din[P::inputs];
       read_inputs<kMode>(Cell::backward_inputs, i, in);
       read<kMode>(P::dy_slot, i, dy);
       states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
       if constexpr (P::recomputes) {
 #pragma unroll
-        for (int v = 0; v < W; ++v) before[v] = own_states[kLeaf - 1 - i - v];
+        for (int v = 0; v < W; ++v) before.lane[v] = own_states[kLeaf - 1 - i - v];
       } else {
 #pragma unroll
-        for (int v = 0; v + 1 < W; ++v) before[v] = after[v + 1];
-        before[W - 1] = i + W < kLeaf ? read_row(P::states_slot, row(i + W)) : next_state;
+        for (int v = 0; v + 1 < W; ++v) before.lane[v] = after.lane[v + 1];
+        before.lane[W - 1] = i + W < kLeaf ? read_row(P::states_slot, row(i + W)) : next_state;
       }
+      const Affine<R> steps{cell.gain(in), cell.output_adjoint(in, after, dy)};
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) din[k][v] = zero;
         if (!has_step<kMode>(i + v)) continue;
-        const bool reset_here = resets_at<kMode>(i + v);
-        const bool is_last = !kIsPlainColumn<kMode> && i + v == last;
-        if (is_last) before[v] = load_state<T>(g.initial, t.sequence, channel);
-        A in_v[P::inputs], din_v[P::inputs];
-        take_one(in, v, in_v);
-        const A x = cell.output_adjoint(in_v, after[v], dy[v]);
+        const A x = steps.x.lane[v];
         state = reset ? x : fma(gain, state, x);
-        gain = cell.gain(in_v);
-        cell.pullback(in_v, reset_here ? zero : before[v], after[v], dy[v], state, din_v);
-        if (is_last) leave = reset_here ? zero : product(gain, state);
-        reset = reset_here;
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) din[k][v] = din_v[k];
+        adjoint.lane[v] = state;
+        gain = steps.a.lane[v];
+        reset = resets_at<kMode>(i + v);
+        if (!kIsPlainColumn<kMode> && i + v == last) {
+          before.lane[v] = load_state<T>(g.initial, t.sequence, channel);
+          leave = reset ? zero : product(gain, state);
+        }
+        if (reset) before.lane[v] = zero;
       }
+      cell.pullback(in, before, after, dy, adjoint, din);
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
 #pragma unroll
-          for (int v = 0; v < W; ++v) sum[k] = sum[k] + din[k][v];
+          for (int v = 0; v < W; ++v) {
+            if (has_step<kMode>(i + v)) sum[k] = sum[k] + din[k].lane[v];
+          }
         } else if (!P::has(P::vectors, k) && g.din[k].data != nullptr) {
           if (kIsPlainColumn<kMode> || !g.din[k].wide) {
             write<kMode>(P::din_slot(k), i, din[k]);
@@ -466,7 +483,7 @@ struct ColumnLeaf {
                 store_element<T>(
                     s.data,
                     t.row * s.batch + (t.position + row(i + v)) * s.time + channel * s.channel,
-                    true, din[k][v]);
+                    true, din[k].lane[v]);
               }
             }
           }
@@ -696,9 +713,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
       char* const base = base_of(s);
       each_of_columns<T>(
           s, base, low, high, rows, channels, lane,
-          [&](Index to, int from) {
-            store_streaming(base + to, *reinterpret_cast<const uint4*>(slot + from));
-          },
+          [&](Index to, int from) { store_streaming(base + to, load_vector<T>(slot + from)); },
           [&](Index to, int from) {
             *reinterpret_cast<T*>(base + to) = *reinterpret_cast<const T*>(slot + from);
           });

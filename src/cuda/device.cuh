@@ -39,6 +39,9 @@ struct Element<Half> {
   static __device__ __forceinline__ Half narrow(float v) {
     return {__half_as_ushort(__float2half_rn(v))};
   }
+  static __device__ __forceinline__ __half2 narrow(float v, float w) {
+    return __floats2half2_rn(v, w);
+  }
 };
 template <>
 struct Element<BFloat16> {
@@ -46,6 +49,9 @@ struct Element<BFloat16> {
   static __device__ __forceinline__ float widen(BFloat16 v) { return to_float(v); }
   static __device__ __forceinline__ BFloat16 narrow(float v) {
     return {__bfloat16_as_ushort(__float2bfloat16_rn(v))};
+  }
+  static __device__ __forceinline__ __nv_bfloat162 narrow(float v, float w) {
+    return __floats2bfloat162_rn(v, w);
   }
 };
 template <class T>
@@ -59,58 +65,56 @@ template <class T>
 inline constexpr int kWidthLog2 =
     sizeof(T) == 2 ? 3 : (sizeof(T) == 4 ? 2 : (sizeof(T) == 8 ? 1 : 0));
 
-/// 16 bytes of elements, as registers.
-template <class T>
-struct alignas(kVectorBytes) Vector {
-  T element[kWidth<T>];
+/// W elements, 8 or 16 bytes, as registers.
+template <class T, int W = kWidth<T>>
+struct alignas(W * sizeof(T)) Vector {
+  T element[W];
 };
+template <int kBytes>
+struct RawVector {
+  using Type = uint4;
+};
+template <>
+struct RawVector<8> {
+  using Type = uint2;
+};
+template <class T, int W>
+using Raw = typename RawVector<W* static_cast<int>(sizeof(T))>::Type;
 
-template <class T>
-__device__ __forceinline__ void widen(const Vector<T>& from, Acc<T> (&to)[kWidth<T>]) {
+template <class T, int W>
+__device__ __forceinline__ void widen(const Vector<T, W>& from, Acc<T> (&to)[W]) {
 #pragma unroll
-  for (int v = 0; v < kWidth<T>; ++v) to[v] = Element<T>::widen(from.element[v]);
+  for (int v = 0; v < W; ++v) to[v] = Element<T>::widen(from.element[v]);
 }
-template <class T>
-__device__ __forceinline__ Vector<T> narrow(const Acc<T> (&from)[kWidth<T>]) {
-  Vector<T> to;
+/// The 16-bit types two at a time, as the machine converts them.
+template <class T, int W>
+__device__ __forceinline__ Vector<T, W> narrow(const Acc<T> (&from)[W]) {
+  Vector<T, W> to;
+  if constexpr (sizeof(T) == 2 && W % 2 == 0) {
 #pragma unroll
-  for (int v = 0; v < kWidth<T>; ++v) to.element[v] = Element<T>::narrow(from[v]);
-  return to;
-}
-// Two at a time, as the machine converts them.
-template <>
-__device__ __forceinline__ Vector<Half> narrow<Half>(const float (&from)[8]) {
-  Vector<Half> to;
+    for (int v = 0; v < W; v += 2) {
+      const auto pair = Element<T>::narrow(from[v], from[v + 1]);
+      memcpy(&to.element[v], &pair, sizeof(pair));
+    }
+  } else {
 #pragma unroll
-  for (int v = 0; v < 8; v += 2) {
-    const __half2 pair = __floats2half2_rn(from[v], from[v + 1]);
-    memcpy(&to.element[v], &pair, sizeof(pair));
-  }
-  return to;
-}
-template <>
-__device__ __forceinline__ Vector<BFloat16> narrow<BFloat16>(const float (&from)[8]) {
-  Vector<BFloat16> to;
-#pragma unroll
-  for (int v = 0; v < 8; v += 2) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(from[v], from[v + 1]);
-    memcpy(&to.element[v], &pair, sizeof(pair));
+    for (int v = 0; v < W; ++v) to.element[v] = Element<T>::narrow(from[v]);
   }
   return to;
 }
 
-template <class T>
-__device__ __forceinline__ Vector<T> load_vector(const char* shared) {
-  const uint4 raw = *reinterpret_cast<const uint4*>(shared);
-  Vector<T> v;
+template <class T, int W = kWidth<T>>
+__device__ __forceinline__ Vector<T, W> load_vector(const char* shared) {
+  const Raw<T, W> raw = *reinterpret_cast<const Raw<T, W>*>(shared);
+  Vector<T, W> v;
   memcpy(&v, &raw, sizeof(raw));
   return v;
 }
-template <class T>
-__device__ __forceinline__ void store_vector(char* shared, const Vector<T>& v) {
-  uint4 raw;
+template <class T, int W>
+__device__ __forceinline__ void store_vector(char* shared, const Vector<T, W>& v) {
+  Raw<T, W> raw;
   memcpy(&raw, &v, sizeof(raw));
-  *reinterpret_cast<uint4*>(shared) = raw;
+  *reinterpret_cast<Raw<T, W>*>(shared) = raw;
 }
 
 /// The element at `data`, or one of the accumulation type.
@@ -186,14 +190,11 @@ __device__ __forceinline__ void await_copies() {
 }
 
 /// Results are written once and read by nobody here: they leave the caches first.
-__device__ __forceinline__ void store_streaming(char* global, const uint4& v) {
-  __stcs(reinterpret_cast<uint4*>(global), v);
-}
-template <class T>
-__device__ __forceinline__ void store_streaming(char* global, const Vector<T>& v) {
-  uint4 raw;
+template <class T, int W>
+__device__ __forceinline__ void store_streaming(char* global, const Vector<T, W>& v) {
+  Raw<T, W> raw;
   memcpy(&raw, &v, sizeof(raw));
-  store_streaming(global, raw);
+  __stcs(reinterpret_cast<Raw<T, W>*>(global), raw);
 }
 
 // --- a kernel behind another -------------------------------------------------------------------

@@ -217,7 +217,9 @@ Plan make_plan(const Problem& p, int device) {
 
   // The shape of a tile.
   const Index element = static_cast<Index>(size_of(p.dtype));
-  const Index width = kVectorBytes / element;
+  const Index vector_bytes =
+      plan.way == Way::rows ? row_vector_bytes(size_of(p.dtype)) : kVectorBytes;
+  const Index width = vector_bytes / element;
   const bool packed = static_cast<bool>(p.layout.cu_seqlens);
   const int most_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   const int fixed_shared = 12 * 1024;  // what kernels have beside what a launch asks for, at most
@@ -289,7 +291,7 @@ Plan make_plan(const Problem& p, int device) {
     plan.blocks = ceil_div(plan.blocks, Index{1} << g.teams_log2);
   }
 
-  // 16-byte accesses, where an array allows them.
+  // Vectors, where an array allows them.
   const auto set_vector = [&](Steps& s) {
     if (s.data == nullptr || s.wide) return;
     if (plan.way == Way::columns) {
@@ -297,10 +299,10 @@ Plan make_plan(const Problem& p, int device) {
       return;
     }
     const auto in_step = [&](Index stride, Index count) {
-      return count <= 1 || stride * element % kVectorBytes == 0;
+      return count <= 1 || stride * element % vector_bytes == 0;
     };
     s.vector = s.channel == 1 && p.channels % width == 0 &&
-               reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0 &&
+               reinterpret_cast<std::uintptr_t>(s.data) % vector_bytes == 0 &&
                in_step(s.time, p.time) && in_step(s.batch, p.batch);
   };
   for (int i = 0; i < p.inputs; ++i) set_vector(g.in[i]);

@@ -2,6 +2,7 @@
 // What a pass over a cell reads and writes, worked out when the kernel is compiled.
 #pragma once
 
+#include "cuda/lanes.cuh"
 #include "cuda/tile.cuh"
 
 namespace scanrnn::cuda {
@@ -27,11 +28,21 @@ struct Pass {
     for (; set != 0; set &= set - 1) ++n;
     return n;
   }
+  static constexpr SCANRNN_HD int lowest(unsigned set) {
+    return set == 0 ? 0 : count((set & -set) - 1);
+  }
   static constexpr SCANRNN_HD bool has(unsigned set, int input) { return (set >> input & 1u) != 0; }
   static constexpr SCANRNN_HD int slot(int input) { return count(staged & ((1u << input) - 1u)); }
   static constexpr int dy_slot = count(staged);
   static constexpr int states_slot = dy_slot + 1;
   static constexpr int slots = count(staged) + (backward ? 1 : 0) + (reads_states ? 1 : 0);
+  /// Forward runs every step twice. What the first run has computed takes the place of two inputs
+  /// that nobody needs any more, where elements have as many bits as what is computed.
+  static constexpr unsigned free = staged & Cell::map_inputs & ~Cell::output_inputs;
+  template <class T>
+  static constexpr bool keeps_steps =
+      !backward && !Cell::step_is_input && sizeof(T) == sizeof(Acc<T>) && count(free) >= 2;
+  static constexpr int kept_a = slot(lowest(free)), kept_x = slot(lowest(free & (free - 1)));
   /// Where a gradient goes: its input's place, or that of dy.
   static constexpr SCANRNN_HD int din_slot(int input) {
     return has(staged, input) ? slot(input) : dy_slot;
@@ -50,13 +61,6 @@ __device__ __forceinline__ const Steps& staged_array(const Args& g, int slot) {
     if (P::has(P::staged, k) && P::slot(k) == slot) return g.in[k];
   }
   return g.in[0];
-}
-
-/// One of the W channels, or steps, that the inputs were read for.
-template <class A, int kInputs, int W>
-__device__ __forceinline__ void take_one(const A (&in)[kInputs][W], int v, A (&one)[kInputs]) {
-#pragma unroll
-  for (int k = 0; k < kInputs; ++k) one[k] = in[k][v];
 }
 
 /// Row of the (rows, D) array of checkpoints that holds the state before a step, a multiple of

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel for arrays whose channels lie side by side, one launch for a whole pass.
 //
-// A block takes a tile: all rows (steps) of `across` 16-byte vectors of channels. It
-//   1. stages the tile's arrays in shared memory, asynchronously, 16 bytes a thread;
-//   2. runs the leaves: a thread has up to eight steps of one vector of channels and keeps
+// A block takes a tile: all rows (steps) of `across` vectors of channels, of 16 bytes or, for the
+// 16-bit types, 8. It
+//   1. stages the tile's arrays in shared memory, asynchronously, a vector a thread at a time;
+//   2. runs the leaves: a thread has up to sixteen steps of one vector of channels and keeps
 //      their map;
 //   3. merges: the maps of a warp by shuffles, those of the block through shared memory. Warp 0
 //      publishes the tile's node, the others meanwhile fetch what precedes the tile, a warp a level
@@ -18,9 +19,17 @@
 
 namespace scanrnn::cuda {
 
-/// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, and four
-/// leaves are merged first also where rows are wider and a warp holds fewer: results don't depend
-/// on how long the call's other sequences are.
+/// How a row is cut into vectors.
+template <class T>
+inline constexpr int kRowBytes = row_vector_bytes(sizeof(T));
+template <class T>
+inline constexpr int kRowWidth = kRowBytes<T> / static_cast<int>(sizeof(T));
+template <class T>
+inline constexpr int kRowWidthLog2 = kRowWidth<T> == 4 ? 2 : (kRowWidth<T> == 2 ? 1 : 0);
+
+/// Vectors of a row from which on it is a whole line, or half of one. A warp's band then has four
+/// leaves, and four leaves are merged first also where rows are wider and a warp holds fewer:
+/// results don't depend on how long the call's other sequences are.
 inline constexpr int kBandVectors = 1 << kBandVectorsLog2;
 inline constexpr int kBandLeaves = kWarp / kBandVectors;
 
@@ -43,7 +52,7 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
   static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, sizeof(T));
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
-    return kThreads * leaf_steps * kVectorBytes;
+    return kThreads * leaf_steps * kRowBytes<T>;
   }
   static constexpr SCANRNN_HD int staged_bytes(int leaf_steps) {
     return Base::slots * slot_bytes(leaf_steps);
@@ -57,13 +66,14 @@ struct RowPass : Pass<Cell, kBackward> {
   }
   /// Recomputed states, a leaf's one after the other for each thread.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes ? kThreads * leaf_steps * kWidth<T> * static_cast<int>(sizeof(Acc<T>))
-                            : 0;
+    return Base::recomputes
+               ? kThreads * leaf_steps * kRowWidth<T> * static_cast<int>(sizeof(Acc<T>))
+               : 0;
   }
   /// What a block is given beside its static part: slots, recomputed states, maps, and the states
   /// that the pass starts from.
   static constexpr int shared_bytes(int across, int leaf_steps) {
-    const int width = across * kWidth<T>;
+    const int width = across * kRowWidth<T>;
     const int teams = across > kBandVectors ? 1 : kMostTeams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
            maps(across, width) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
@@ -72,8 +82,6 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
   static constexpr int blocks() {
-    // Eight channels a thread take more registers than three blocks leave, but for the plain scan.
-    if (sizeof(T) == 2 && (kBackward || Base::slots > 2)) return 2;
     return 224 * 1024 /
            (staged_bytes(leaf) + states_bytes(leaf) + (Base::recomputes ? 16 : 8) * 1024);
   }
@@ -90,9 +98,9 @@ struct RowShared {
   bool leaf_cut[kThreads / kBandVectors];  // where leaves are kept one by one
   // What precedes the tile: (levels, groups of children, channels).
   static constexpr int parts = kMaxLevels * kGroups;
-  Acc<T> part_a[parts * kBandVectors * kWidth<T>], part_x[parts * kBandVectors * kWidth<T>];
+  Acc<T> part_a[parts * kBandVectors * kRowWidth<T>], part_x[parts * kBandVectors * kRowWidth<T>];
   bool part_cut[parts];
-  Acc<T> band_enter[kWarps][kBandVectors * kWidth<T>];  // the states before each warp's band
+  Acc<T> band_enter[kWarps][kBandVectors * kRowWidth<T>];  // the states before each warp's band
 };
 
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
@@ -103,17 +111,26 @@ enum class RowMode { general, plain_direct, plain_staged };
 template <RowMode kMode>
 inline constexpr bool kIsPlain = kMode != RowMode::general;
 
-/// Where a 16-byte chunk lies in a slot. Whole lines need no swizzling: eight threads that are
-/// served at once read one.
+/// Whether the rows of a leaf are swapped, each with its neighbour: those of 8-byte vectors in
+/// every other leaf, since sixteen threads are served at once then, of two leaves.
+template <class T>
+__device__ __forceinline__ int row_flip(const Args& g, int row) {
+  return kRowBytes<T> == 8 && (row & g.leaf & ~1) != 0 ? 1 : 0;
+}
+/// Where a vector lies in a slot. Whole lines need no swizzling: eight threads that are served at
+/// once read one.
+template <class T>
 __device__ __forceinline__ int row_chunk(const Args& g, int row, int column) {
-  const int chunk = (row << g.across_log2) + column;
-  return g.across_log2 == kBandVectorsLog2 ? chunk : swizzled(chunk);
+  if (g.across_log2 == kBandVectorsLog2) {
+    return ((row ^ row_flip<T>(g, row)) << kBandVectorsLog2) + column;
+  }
+  return swizzled((row << g.across_log2) + column);
 }
 
 template <class T>
 __device__ __forceinline__ int row_element(const Args& g, int row, int channel) {
-  return row_chunk(g, row, channel / kWidth<T>) * kVectorBytes +
-         channel % kWidth<T> * static_cast<int>(sizeof(T));
+  return row_chunk<T>(g, row, channel / kRowWidth<T>) * kRowBytes<T> +
+         channel % kRowWidth<T> * static_cast<int>(sizeof(T));
 }
 
 /// A thread's leaf: g.leaf steps of W channels. Steps are numbered in the order of the pass.
@@ -121,11 +138,14 @@ template <class P, class T>
 struct RowLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
-  static constexpr int W = kWidth<T>, kLeaf = P::leaf;
-  /// A cell with many inputs unrolled would not fit into the instruction cache.
+  static constexpr int W = kRowWidth<T>, kLeaf = P::leaf;
+  using R = Lanes<T, W>;
+  static constexpr bool kKeeps = P::template keeps_steps<T>;
+  /// Cells unrolled would not fit into the instruction cache.
   template <RowMode kMode>
-  static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4 ? 1
-                                                                    : (P::slots > 3 ? 2 : kLeaf);
+  static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4
+                                       ? 1
+                                       : (Cell::step_is_input ? kLeaf : SCANRNN_ROW_UNROLL);
 
   const Args& g;
   const Tile& t;
@@ -142,14 +162,14 @@ struct RowLeaf {
   unsigned valid = 0;   // bit i: step i is one of the sequence's
   unsigned resets = 0;  // bit i: and the state is dropped before it
   int last = -1;        // the last step of the pass, if it is here
-  A vector_in[P::inputs][W];
+  R vector_in[P::inputs];
 
   // Backward.
-  A entry_gain[W];         // what the adjoint of the row before is multiplied by
+  R entry_gain;            // what the adjoint of the row before is multiplied by
   bool entry_cut = false;  // whether it is dropped
-  A next_state[W];         // of the row after the leaf
-  A c_start[W];            // recomputed: before the leaf in the order of time
-  A sum[P::inputs][W];     // of gradients
+  R next_state;            // of the row after the leaf
+  R c_start;               // recomputed: before the leaf in the order of time
+  R sum[P::inputs];        // of gradients
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
@@ -168,14 +188,15 @@ struct RowLeaf {
     for (int k = 0; k < P::inputs; ++k) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        sum[k][v] = Constant<A>::of(0);
+        sum[k].lane[v] = Constant<A>::of(0);
         if (!P::has(P::vectors, k)) continue;
-        vector_in[k][v] =
+        vector_in[k].lane[v] =
             g.in[k].data != nullptr && v < channels
                 ? load_element<T>(g.in[k].data, (channel + v) * g.in[k].channel, g.in[k].wide)
                 : Constant<A>::of(0);
       }
     }
+    if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
     const int low = t.low, high = t.high;
     valid = steps_between(ascending ? low - from : from - (high - 1),
                           ascending ? high - from : from - low + 1, g.leaf);
@@ -203,28 +224,34 @@ struct RowLeaf {
   }
 
   __device__ __forceinline__ char* place_of(int slot, int r) const {
-    return slots + slot * P::slot_bytes(g.leaf) + row_chunk(g, r, column) * kVectorBytes;
+    return slots + slot * P::slot_bytes(g.leaf) + row_chunk<T>(g, r, column) * kRowBytes<T>;
   }
   template <RowMode kMode>
   __device__ __forceinline__ char* vector_of(int slot, int i) const {
     if constexpr (kIsPlain<kMode>) {
-      constexpr int kLine = kBandVectors * kVectorBytes;
-      return slots + slot * P::slot_bytes(kLeaf) + from * kLine + column * kVectorBytes +
-             i * (down * kLine);
+      constexpr int kLine = kBandVectors * kRowBytes<T>;
+      // Leaves that lie swapped go through their steps 1, 0, 3, 2 and so on.
+      const int flipped = kRowBytes<T> == 8 ? i ^ row_flip<T>(g, from) : i;
+      return slots + slot * P::slot_bytes(kLeaf) + from * kLine + column * kRowBytes<T> +
+             flipped * (down * kLine);
     } else {
       return place_of(slot, row(i));
     }
   }
   template <RowMode kMode>
-  __device__ __forceinline__ void read(int slot, int i, A (&to)[W]) const {
-    widen<T>(load_vector<T>(vector_of<kMode>(slot, i)), to);
+  __device__ __forceinline__ void read(int slot, int i, R& to) const {
+    widen<T>(load_vector<T, W>(vector_of<kMode>(slot, i)), to.lane);
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ void keep(int slot, int i, const R& value) const {
+    store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
   }
   /// A row beyond the tile.
-  __device__ __forceinline__ void read_outside(int slot, int r, A (&to)[W]) const {
+  __device__ __forceinline__ void read_outside(int slot, int r, R& to) const {
     const Steps& s = staged_array<P>(g, slot);
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      to[v] =
+      to.lane[v] =
           s.data != nullptr && v < channels
               ? load_element<T>(
                     s.data, t.row * s.batch + (t.position + r) * s.time + (channel + v) * s.channel,
@@ -234,13 +261,12 @@ struct RowLeaf {
   }
   /// The inputs in `set` of step i.
   template <RowMode kMode>
-  __device__ __forceinline__ void read_inputs(unsigned set, int i, A (&in)[P::inputs][W]) const {
+  __device__ __forceinline__ void read_inputs(unsigned set, int i, R (&in)[P::inputs]) const {
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       if (!P::has(set, k)) continue;
       if (P::has(P::vectors, k)) {
-#pragma unroll
-        for (int v = 0; v < W; ++v) in[k][v] = vector_in[k][v];
+        in[k] = vector_in[k];
       } else {
         read<kMode>(P::slot(k), i, in[k]);
       }
@@ -254,44 +280,45 @@ struct RowLeaf {
   __device__ __forceinline__ bool resets_at(int i) const {
     return !kIsPlain<kMode> && (resets >> i & 1u) != 0;
   }
+  /// The state after a step.
+  static __device__ __forceinline__ void advance(R& state, const R& a, const R& x, bool reset) {
+#pragma unroll
+    for (int v = 0; v < W; ++v) {
+      state.lane[v] = reset ? x.lane[v] : fma(a.lane[v], state.lane[v], x.lane[v]);
+    }
+  }
 
   /// Backward needs the row before the leaf, for its gain, and the state of the row after it. What
   /// lies beyond the tile comes straight from memory, what lies inside once the tile has arrived.
   __device__ __forceinline__ void take_neighbours(bool outside) {
     const int before = row(-1), after = row(g.leaf);
     if (is_inside(before) != outside && t.in_sequence(before)) {
-      A in[P::inputs][W];
+      R in[P::inputs];
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (!P::has(Cell::map_inputs & Cell::backward_inputs, k)) continue;
         if (P::has(P::vectors, k)) {
-#pragma unroll
-          for (int v = 0; v < W; ++v) in[k][v] = vector_in[k][v];
+          in[k] = vector_in[k];
         } else if (outside) {
           read_outside(P::slot(k), before, in[k]);
         } else {
-          widen<T>(load_vector<T>(place_of(P::slot(k), before)), in[k]);
+          widen<T>(load_vector<T, W>(place_of(P::slot(k), before)), in[k].lane);
         }
       }
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        entry_gain[v] = cell.gain(in_v);
-      }
+      entry_gain = cell.gain(in);
       entry_cut = is_reset(g, t, before);
     }
     if constexpr (P::reads_states) {
       if (outside && !t.in_sequence(after)) {
 #pragma unroll
         for (int v = 0; v < W; ++v) {
-          if (v < channels) next_state[v] = load_state<T>(g.initial, t.sequence, channel + v);
+          if (v < channels) next_state.lane[v] = load_state<T>(g.initial, t.sequence, channel + v);
         }
       } else if (is_inside(after) != outside) {
         if (outside) {
           read_outside(P::states_slot, after, next_state);
         } else {
-          widen<T>(load_vector<T>(place_of(P::states_slot, after)), next_state);
+          widen<T>(load_vector<T, W>(place_of(P::states_slot, after)), next_state.lane);
         }
       }
     }
@@ -303,44 +330,39 @@ struct RowLeaf {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
-      A in[P::inputs][W];
+      R in[P::inputs];
       read_inputs<kMode>(Cell::map_inputs, i, in);
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        take(i, v, cell.step(in_v), resets_at<kMode>(i));
-      }
+      take(i, cell.step(in), resets_at<kMode>(i));
     }
   }
   /// The leaf's map in the order of time, which a backward pass goes against.
   template <RowMode kMode>
   __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) const {
-    each_step_in_time<kMode>([&](int, int v, const Affine<A>& step, bool reset) {
-      map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
-      map[v].a = product(map[v].a, step.a);
+    each_step_in_time<kMode>([&](int, const Affine<R>& step, bool reset) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        map[v].x = reset ? step.x.lane[v] : fma(step.a.lane[v], map[v].x, step.x.lane[v]);
+        map[v].a = product(map[v].a, step.a.lane[v]);
+      }
     });
   }
   /// Where the recomputed state after step i is kept.
-  __device__ __forceinline__ A* state_of(int i) const {
-    return reinterpret_cast<A*>(kept) + (i * kThreads + static_cast<int>(threadIdx.x)) * W;
+  __device__ __forceinline__ R* state_of(int i) const {
+    return reinterpret_cast<R*>(kept) + (i * kThreads + static_cast<int>(threadIdx.x));
   }
   /// From c_start on.
   template <RowMode kMode>
   __device__ __forceinline__ void recompute_states() const {
-    A run[W];
-#pragma unroll
-    for (int v = 0; v < W; ++v) run[v] = c_start[v];
-    each_step_in_time<kMode>([&](int i, int v, const Affine<A>& step, bool reset) {
-      run[v] = reset ? step.x : fma(step.a, run[v], step.x);
-      state_of(i)[v] = run[v];
+    R run = c_start;
+    each_step_in_time<kMode>([&](int i, const Affine<R>& step, bool reset) {
+      advance(run, step.a, step.x, reset);
+      *state_of(i) = run;
     });
   }
   template <RowMode kMode>
-  __device__ __forceinline__ void states_after(int i, A (&to)[W]) const {
+  __device__ __forceinline__ void states_after(int i, R& to) const {
     if constexpr (P::recomputes) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) to[v] = state_of(i)[v];
+      to = *state_of(i);
     } else if constexpr (P::reads_states) {
       read<kMode>(P::states_slot, i, to);
     }
@@ -349,39 +371,36 @@ struct RowLeaf {
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
   __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
-    A gain[W];
+    R gain;
     GainProduct<T> gains[W];
     bool reset = !kIsPlain<kMode> && entry_cut;
-    if constexpr (P::backward) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
-    }
+    if constexpr (P::backward) gain = entry_gain;
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
-      A in[P::inputs][W], dy[W], after[W];
+      R in[P::inputs];
+      Affine<R> step;
       if constexpr (P::backward) {
+        R dy, after;
         read_inputs<kMode>(Cell::backward_inputs, i, in);
         read<kMode>(P::dy_slot, i, dy);
         states_after<kMode>(i, after);
+        step = {gain, cell.output_adjoint(in, after, dy)};
+        gain = cell.gain(in);
       } else {
         reset = resets_at<kMode>(i);
         read_inputs<kMode>(Cell::map_inputs, i, in);
+        step = cell.step(in);
+        if constexpr (kKeeps) {
+          keep<kMode>(P::kept_a, i, step.a);
+          keep<kMode>(P::kept_x, i, step.x);
+        }
       }
       cut = cut || reset;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        Affine<A> step;
-        if constexpr (P::backward) {
-          step = {gain[v], cell.output_adjoint(in_v, after[v], dy[v])};
-          gain[v] = cell.gain(in_v);
-        } else {
-          step = cell.step(in_v);
-        }
-        map[v].x = reset ? step.x : fma(step.a, map[v].x, step.x);
-        gains[v].times(step.a);
+        map[v].x = reset ? step.x.lane[v] : fma(step.a.lane[v], map[v].x, step.x.lane[v]);
+        gains[v].times(step.a.lane[v]);
       }
       if constexpr (P::backward) reset = resets_at<kMode>(i);
     }
@@ -397,21 +416,21 @@ struct RowLeaf {
   /// `at` is where step i lies in the output.
   template <RowMode kMode>
   __device__ __forceinline__ void write(const Steps& s, char* at, int slot, int i,
-                                        const A (&value)[W]) const {
+                                        const R& value) const {
     if (s.data == nullptr) return;
     if constexpr (kMode == RowMode::plain_direct) {
-      store_streaming(at, narrow<T>(value));
+      store_streaming(at, narrow<T>(value.lane));
     } else if constexpr (kMode == RowMode::plain_staged) {
-      store_vector(vector_of<kMode>(slot, i), narrow<T>(value));
+      store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
     } else if (s.wide) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        if (v < channels) store_element<T>(at, v * s.channel, true, value[v]);
+        if (v < channels) store_element<T>(at, v * s.channel, true, value.lane[v]);
       }
     } else if (!g.is_direct) {
-      store_vector(vector_of<kMode>(slot, i), narrow<T>(value));
+      store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
     } else if (channels > 0) {
-      store_streaming(at, narrow<T>(value));
+      store_streaming(at, narrow<T>(value.lane));
     }
   }
   __device__ __forceinline__ Index step_of(const Steps& s) const {
@@ -420,7 +439,7 @@ struct RowLeaf {
 
   /// Runs the leaf from `state` on and writes what the pass writes. `leave` is where the pass ends.
   template <RowMode kMode>
-  __device__ __forceinline__ void finish(A (&state)[W], A (&leave)[W]) {
+  __device__ __forceinline__ void finish(R& state, R& leave) {
     if constexpr (P::backward) {
       finish_backward<kMode>(state, leave);
     } else {
@@ -430,38 +449,35 @@ struct RowLeaf {
 
  private:
   template <RowMode kMode>
-  __device__ __forceinline__ void finish_forward(A (&state)[W], A (&leave)[W]) {
+  __device__ __forceinline__ void finish_forward(R& state, R& leave) {
     char* out_at = address_of(g.out);
     const Index out_step = opaque(step_of(g.out));
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
-      A in[P::inputs][W], out[W];
-      read_inputs<kMode>(P::all, i, in);
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs];
-        take_one(in, v, in_v);
-        const Affine<A> step = cell.step(in_v);
-        state[v] = resets_at<kMode>(i) ? step.x : fma(step.a, state[v], step.x);
-        out[v] = cell.output(in_v, state[v]);
-        if (!kIsPlain<kMode> && i == last) leave[v] = state[v];
+      R in[P::inputs];
+      Affine<R> step;
+      if constexpr (kKeeps) {
+        read<kMode>(P::kept_a, i, step.a);
+        read<kMode>(P::kept_x, i, step.x);
+        read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
+      } else {
+        read_inputs<kMode>(P::all, i, in);
+        step = cell.step(in);
       }
-      write<kMode>(g.out, kIsPlain<kMode> ? out_at : out_at + i * out_step, 0, i, out);
+      advance(state, step.a, step.x, resets_at<kMode>(i));
+      if (!kIsPlain<kMode> && i == last) leave = state;
+      write<kMode>(g.out, kIsPlain<kMode> ? out_at : out_at + i * out_step, 0, i,
+                   cell.output(in, state));
       if (kIsPlain<kMode>) out_at = opaque(out_at + out_step);
     }
-    if constexpr (kIsPlain<kMode>) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) leave[v] = state[v];
-    }
+    if constexpr (kIsPlain<kMode>) leave = state;
   }
 
   template <RowMode kMode>
-  __device__ __forceinline__ void finish_backward(A (&state)[W], A (&leave)[W]) {
-    const A zero = Constant<A>::of(0);
-    A gain[W], after[W];
-#pragma unroll
-    for (int v = 0; v < W; ++v) gain[v] = entry_gain[v];
+  __device__ __forceinline__ void finish_backward(R& state, R& leave) {
+    const R zero = Constant<R>::of(0);
+    R gain = entry_gain, after;
     bool reset = !kIsPlain<kMode> && entry_cut;
     char* din_at[P::inputs];
     Index din_step[P::inputs];
@@ -470,45 +486,40 @@ struct RowLeaf {
       din_at[k] = address_of(g.din[k]);
       din_step[k] = opaque(step_of(g.din[k]));
     }
+    if constexpr (kIsPlain<kMode>) states_after<kMode>(0, after);
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
-      A in[P::inputs][W], dy[W], before[W], din[P::inputs][W];
+      R in[P::inputs], dy, before, din[P::inputs];
       read_inputs<kMode>(Cell::backward_inputs, i, in);
       read<kMode>(P::dy_slot, i, dy);
-      states_after<kMode>(i, after);
+      if constexpr (!kIsPlain<kMode>) states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
       const bool has_next = i + 1 < (kIsPlain<kMode> ? kLeaf : g.leaf);
       if (is_last) {
 #pragma unroll
         for (int v = 0; v < W; ++v) {
-          before[v] = v < channels ? load_state<T>(g.initial, t.sequence, channel + v) : zero;
+          before.lane[v] =
+              v < channels ? load_state<T>(g.initial, t.sequence, channel + v) : Constant<A>::of(0);
         }
       } else if (has_next) {
         states_after<kMode>(i + 1, before);
+      } else if constexpr (P::recomputes) {
+        before = c_start;
       } else {
-#pragma unroll
-        for (int v = 0; v < W; ++v) before[v] = P::recomputes ? c_start[v] : next_state[v];
+        before = next_state;
       }
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        A in_v[P::inputs], din_v[P::inputs];
-        take_one(in, v, in_v);
-        const A x = cell.output_adjoint(in_v, after[v], dy[v]);
-        state[v] = reset ? x : fma(gain[v], state[v], x);
-        gain[v] = cell.gain(in_v);
-        cell.pullback(in_v, reset_here ? zero : before[v], after[v], dy[v], state[v], din_v);
-        if (is_last) leave[v] = reset_here ? zero : product(gain[v], state[v]);
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) din[k][v] = din_v[k];
-      }
+      advance(state, gain, cell.output_adjoint(in, after, dy), reset);
+      gain = cell.gain(in);
+      cell.pullback(in, select(reset_here, zero, before), after, dy, state, din);
+      if (is_last) leave = select(reset_here, zero, product(gain, state));
       reset = reset_here;
+      if constexpr (kIsPlain<kMode>) after = before;
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
-#pragma unroll
-          for (int v = 0; v < W; ++v) sum[k][v] = sum[k][v] + din[k][v];
+          sum[k] = sum[k] + din[k];
         } else if (!P::has(P::vectors, k)) {
           write<kMode>(g.din[k], kIsPlain<kMode> ? din_at[k] : din_at[k] + i * din_step[k],
                        P::din_slot(k), i, din[k]);
@@ -516,10 +527,7 @@ struct RowLeaf {
         }
       }
     }
-    if constexpr (kIsPlain<kMode>) {
-#pragma unroll
-      for (int v = 0; v < W; ++v) leave[v] = product(gain[v], state[v]);
-    }
+    if constexpr (kIsPlain<kMode>) leave = product(gain, state);
   }
 };
 
@@ -527,7 +535,12 @@ struct RowLeaf {
 template <class T>
 __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
   if (!team.is_block()) return false;
-  return g.across_log2 == kBandVectorsLog2 || kThreads * sizeof(T) % (64 * kVectorBytes) == 0;
+  // Rows of whole lines: kThreads elements are a multiple of two leaves, or are nowhere swapped.
+  if (g.across_log2 == kBandVectorsLog2) {
+    return kRowBytes<T> != 8 ||
+           (kThreads >> kBandVectorsLog2 >> kRowWidthLog2<T>) % (2 * g.leaf) == 0;
+  }
+  return kThreads * sizeof(T) % (64 * kRowBytes<T>) == 0;
 }
 
 /// Copies an array's part of the tile into a slot. Rows that aren't the sequence's and channels
@@ -537,7 +550,7 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
                                            Index channel0, int rows, char* slot, const Team& team) {
   if (s.data == nullptr) {
     for (int e = team.thread; e < rows << g.across_log2; e += team.threads) {
-      reinterpret_cast<uint4*>(slot)[e] = make_uint4(0, 0, 0, 0);
+      reinterpret_cast<Raw<T, kRowWidth<T>>*>(slot)[e] = {};
     }
     return;
   }
@@ -548,37 +561,38 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
   const int low = t.low, high = t.high;
   if (s.vector) {
     const int c = static_cast<int>(threadIdx.x) & ((1 << g.across_log2) - 1);
-    if (c * kWidth<T> >= rest) return;
+    if (c * kRowWidth<T> >= rest) return;
     int r = team.thread >> g.across_log2;
     const int step = team.threads >> g.across_log2;
-    const char* from = base + c * kVectorBytes + r * row_bytes;
+    const char* from = base + c * kRowBytes<T> + r * row_bytes;
     // The swizzle of a chunk is that of the chunk `step` rows on: a team has a multiple of 64
-    // threads.
-    char* to = slot + row_chunk(g, r, c) * kVectorBytes;
+    // threads, and a block's rows are a multiple of two leaves.
+    char* to = slot + row_chunk<T>(g, r, c) * kRowBytes<T>;
     const Index step_bytes = opaque(step * row_bytes);
     if (low == 0 && high == rows && team.is_block()) {
       for (int n = 0; n < g.leaf; n += 4) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (n + i < g.leaf) {
-            copy_async<kVectorBytes>(to + i * (kThreads * kVectorBytes), from);
+            copy_async<kRowBytes<T>>(to + i * (kThreads * kRowBytes<T>), from);
             from = opaque(from + step_bytes);
           }
         }
-        to += 4 * kThreads * kVectorBytes;
+        to += 4 * kThreads * kRowBytes<T>;
       }
       return;
     }
     for (; r < rows; r += step) {
-      if (r >= low && r < high) copy_async<kVectorBytes>(to, from);
+      if (r >= low && r < high) {
+        copy_async<kRowBytes<T>>(slot + row_chunk<T>(g, r, c) * kRowBytes<T>, from);
+      }
       from += step_bytes;
-      to += team.threads * kVectorBytes;
     }
     return;
   }
   // A row, or as much of it as there are threads, at a time.
   constexpr int kBytes = static_cast<int>(sizeof(T));
-  const int wide_log2 = g.across_log2 + kWidthLog2<T>;
+  const int wide_log2 = g.across_log2 + kRowWidthLog2<T>;
   const int taken = min(team.threads, 1 << wide_log2);
   const int step = team.threads / taken;
   for (int c = team.thread & (taken - 1); c < 1 << wide_log2; c += taken) {
@@ -588,7 +602,7 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
     if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g, team)) {
       char* to = slot + row_element<T>(g, r, c);
       const Index step_bytes = opaque(step * row_bytes);
-      const int count = g.leaf << kWidthLog2<T>;
+      const int count = g.leaf << kRowWidthLog2<T>;
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         copy_async<kBytes>(to, from);
@@ -620,15 +634,16 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
   if (s.vector) {
     for (int e = team.thread; e < rows << g.across_log2; e += team.threads) {
       const int r = e >> g.across_log2, c = e & ((1 << g.across_log2) - 1);
-      if (r >= low && r < high && c * kWidth<T> < rest) {
-        store_streaming(base + r * row_bytes + c * kVectorBytes,
-                        *reinterpret_cast<const uint4*>(slot + row_chunk(g, r, c) * kVectorBytes));
+      if (r >= low && r < high && c * kRowWidth<T> < rest) {
+        const char* from = slot + row_chunk<T>(g, r, c) * kRowBytes<T>;
+        store_streaming(base + r * row_bytes + c * kRowBytes<T>,
+                        load_vector<T, kRowWidth<T>>(from));
       }
     }
     return;
   }
   constexpr int kBytes = static_cast<int>(sizeof(T));
-  const int wide_log2 = g.across_log2 + kWidthLog2<T>;
+  const int wide_log2 = g.across_log2 + kRowWidthLog2<T>;
   const int taken = min(team.threads, 1 << wide_log2);
   const int step = team.threads / taken;
   for (int c = team.thread & (taken - 1); c < 1 << wide_log2; c += taken) {
@@ -638,7 +653,7 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
     if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g, team)) {
       const char* from = slot + row_element<T>(g, r, c);
       const Index step_bytes = opaque(step * row_bytes);
-      const int count = g.leaf << kWidthLog2<T>;
+      const int count = g.leaf << kRowWidthLog2<T>;
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
@@ -676,8 +691,9 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     run_rows(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
   using P = RowPass<Cell, kBackward, T>;
   using A = Acc<T>;
-  constexpr int W = kWidth<T>;
-  const A zero = Constant<A>::of(0), one = Constant<A>::of(1);
+  constexpr int W = kRowWidth<T>;
+  using R = Lanes<T, W>;
+  const A zero = Constant<A>::of(0);
 
   extern __shared__ __align__(128) char slots[];
   __shared__ RowShared<T> shared;
@@ -711,7 +727,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   A* const maps_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
   A* const maps_x = maps_a + P::maps(across, width);
   A* const enter = maps_x + P::maps(across, width) + team.number * width;
-  char* const own_slots = slots + team.number * team.threads * g.leaf * kVectorBytes;
+  char* const own_slots = slots + team.number * team.threads * g.leaf * kRowBytes<T>;
 
   // --- stage -----------------------------------------------------------------------------------
 #pragma unroll(P::slots > 3 ? 1 : P::slots)
@@ -726,8 +742,8 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   RowLeaf<P, T> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
-#pragma unroll
-    for (int v = 0; v < W; ++v) leaf.entry_gain[v] = one, leaf.next_state[v] = zero;
+    leaf.entry_gain = Constant<R>::of(1);
+    leaf.next_state = Constant<R>::of(0);
     leaf.take_neighbours(true);
   }
   await_copies();
@@ -758,7 +774,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      leaf.c_start[v] =
+      leaf.c_start.lane[v] =
           has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
     }
     __syncthreads();
@@ -768,8 +784,9 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       const bool cut = (shared.lane_cuts[thread / kWarp] >> (thread % kWarp) & 1u) != 0;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        leaf.c_start[v] = apply(Segment<A>{{maps_a[thread * W + v], maps_x[thread * W + v]}, cut},
-                                leaf.c_start[v]);
+        leaf.c_start.lane[v] =
+            apply(Segment<A>{{maps_a[thread * W + v], maps_x[thread * W + v]}, cut},
+                  leaf.c_start.lane[v]);
       }
     }
     if (is_plain) {
@@ -864,7 +881,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   }
 
   // --- the state before the leaf -----------------------------------------------------------------
-  A state[W];
+  R state;
   if (is_wide) {
     // Bands of leaves, in the brackets that scan_lanes has.
     const auto of_leaf = [&](int place, int v) -> Segment<A> {
@@ -874,18 +891,18 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     const int within = leaf.place % kBandLeaves, first = leaf.place - within;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      state[v] = enter[column * W + v];
+      state.lane[v] = enter[column * W + v];
       for (int p = 0; p < first; p += kBandLeaves) {
-        state[v] = apply(merge(merge(of_leaf(p, v), of_leaf(p + 1, v)),
-                               merge(of_leaf(p + 2, v), of_leaf(p + 3, v))),
-                         state[v]);
+        state.lane[v] = apply(merge(merge(of_leaf(p, v), of_leaf(p + 1, v)),
+                                    merge(of_leaf(p + 2, v), of_leaf(p + 3, v))),
+                              state.lane[v]);
       }
       Segment<A> before{identity<Affine<A>>(), false};
       if (within > 1)
         before = merge(of_leaf(first + within - 2, v), of_leaf(first + within - 1, v));
       if (within == 1) before = of_leaf(first, v);
       if (within == 3) before = merge(of_leaf(first, v), before);
-      state[v] = apply(before, state[v]);
+      state.lane[v] = apply(before, state.lane[v]);
     }
   } else {
     // Before the warp's band, a lane a channel; then before its own leaf.
@@ -910,7 +927,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     __syncwarp();
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      state[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[block_warp][column * W + v]);
+      state.lane[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[block_warp][column * W + v]);
     }
   }
 
@@ -921,13 +938,11 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       const Index at = checkpoint_row(g, t, step0) * g.channels + leaf.channel;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        if (v < channels) reinterpret_cast<A*>(g.checkpoints)[at + v] = state[v];
+        if (v < channels) reinterpret_cast<A*>(g.checkpoints)[at + v] = state.lane[v];
       }
     }
   }
-  A leave[W];
-#pragma unroll
-  for (int v = 0; v < W; ++v) leave[v] = zero;
+  R leave = Constant<R>::of(0);
   // A sequence without steps ends as it began.
   const bool is_empty = t.length == 0 && t.number == 0 && leaf.place == 0;
   if (mode == RowMode::plain_direct) {
@@ -940,7 +955,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   if (is_empty || leaf.last >= 0) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      const A end = leaf.last >= 0 ? leave[v] : state[v];
+      const A end = leaf.last >= 0 ? leave.lane[v] : state.lane[v];
       if (v < channels) store_state<T>(g.leave, t.sequence, leaf.channel + v, end);
     }
   }
@@ -971,13 +986,13 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       for (int by = across; by < kWarp && !is_wide; by *= 2) {
 #pragma unroll
         for (int v = 0; v < W; ++v)
-          leaf.sum[k][v] = leaf.sum[k][v] + shuffle_xor(leaf.sum[k][v], by);
+          leaf.sum[k].lane[v] = leaf.sum[k].lane[v] + shuffle_xor(leaf.sum[k].lane[v], by);
       }
       __syncthreads();
       if (is_wide || lane < across) {
         const int part = is_wide ? leaf.place : block_warp;
 #pragma unroll
-        for (int v = 0; v < W; ++v) maps_a[part * width + column * W + v] = leaf.sum[k][v];
+        for (int v = 0; v < W; ++v) maps_a[part * width + column * W + v] = leaf.sum[k].lane[v];
       }
       __syncthreads();
       if (t.group >= g.groups) continue;

@@ -12,6 +12,7 @@ __global__ void __launch_bounds__(kThreads)
     run_serial(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
   using P = Pass<Cell, kBackward>;
   using A = Acc<T>;
+  using R = Lanes<T, 1>;
   constexpr int kAhead = 8;  // steps whose inputs are on their way at once
   const A zero = Constant<A>::of(0), one = Constant<A>::of(1);
 
@@ -44,30 +45,35 @@ __global__ void __launch_bounds__(kThreads)
   tile.sequence = n;
   tile.row = span.row;
 
-  A vector_in[P::inputs], sum[P::inputs];
+  R vector_in[P::inputs];
+  A sum[P::inputs];
 #pragma unroll
   for (int k = 0; k < P::inputs; ++k) {
     sum[k] = zero;
-    vector_in[k] = zero;
+    vector_in[k] = {zero};
     if (P::has(P::vectors, k) && g.in[k].data != nullptr) {
-      vector_in[k] = load_element<T>(g.in[k].data, d * g.in[k].channel, g.in[k].wide);
+      vector_in[k] = {load_element<T>(g.in[k].data, d * g.in[k].channel, g.in[k].wide)};
     }
   }
-  const auto read_inputs = [&](unsigned set, Index i, A* in) {
+  if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
+  const auto read_inputs = [&](unsigned set, Index i, R* in) {
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       if (P::has(P::vectors, k)) {
         in[k] = vector_in[k];
       } else if (P::has(set, k)) {
-        in[k] = read(g.in[k], i);
+        in[k] = {read(g.in[k], i)};
       }
     }
+  };
+  const auto after_step = [](const Affine<R>& step, A before, bool reset) {
+    return reset ? step.x.lane[0] : fma(step.a.lane[0], before, step.x.lane[0]);
   };
 
   A state = load_state<T>(g.enter, n, d);
   if constexpr (!kBackward) {
     for (Index i0 = 0; i0 < length; i0 += kAhead) {
-      A in[kAhead][P::inputs];
+      R in[kAhead][P::inputs];
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
         if (i0 + j < length) read_inputs(P::all, i0 + j, in[j]);
@@ -79,9 +85,8 @@ __global__ void __launch_bounds__(kThreads)
         if (!Cell::state_is_output && g.checkpoints != nullptr && i % kLeafSteps == 0) {
           reinterpret_cast<A*>(g.checkpoints)[checkpoint_row(g, tile, i) * g.channels + d] = state;
         }
-        const Affine<A> step = cell.step(in[j]);
-        state = is_reset(i) ? step.x : fma(step.a, state, step.x);
-        write(g.out, i, cell.output(in[j], state));
+        state = after_step(cell.step(in[j]), state, is_reset(i));
+        write(g.out, i, cell.output(in[j], R{state}).lane[0]);
       }
     }
     store_state<T>(g.leave, n, d, state);
@@ -101,19 +106,18 @@ __global__ void __launch_bounds__(kThreads)
             g.checkpoints)[checkpoint_row(g, tile, leaf_step) * g.channels + d];
         own_states[0] = run;
         for (Index i = end - 1; i >= i0; --i) {
-          A in[P::inputs];
+          R in[P::inputs];
           read_inputs(Cell::map_inputs, i, in);
-          const Affine<A> step = cell.step(in);
-          run = is_reset(i) ? step.x : fma(step.a, run, step.x);
+          run = after_step(cell.step(in), run, is_reset(i));
           own_states[end - i] = run;
         }
       }
       A after = zero;
       if constexpr (P::reads_states) after = read(g.states, i0);
       for (Index i = i0; i < end; ++i) {
-        A in[P::inputs], din[P::inputs];
+        R in[P::inputs], din[P::inputs];
         read_inputs(Cell::backward_inputs, i, in);
-        const A dy = read(g.dy, i);
+        const R dy{read(g.dy, i)};
         const bool reset_here = is_reset(i);
         A before;
         if constexpr (P::recomputes) {
@@ -123,18 +127,18 @@ __global__ void __launch_bounds__(kThreads)
           before = i + 1 < length ? read(g.states, i + 1) : first;
         }
         if (i + 1 == length) before = first;
-        const A x = cell.output_adjoint(in, after, dy);
-        state = reset ? x : fma(gain, state, x);
-        gain = cell.gain(in);
-        cell.pullback(in, reset_here ? zero : before, after, dy, state, din);
+        const R x = cell.output_adjoint(in, R{after}, dy);
+        state = after_step({R{gain}, x}, state, reset);
+        gain = cell.gain(in).lane[0];
+        cell.pullback(in, R{reset_here ? zero : before}, R{after}, dy, R{state}, din);
         reset = reset_here;
         if constexpr (P::reads_states) after = before;
 #pragma unroll
         for (int k = 0; k < P::inputs; ++k) {
           if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
-            sum[k] = sum[k] + din[k];
+            sum[k] = sum[k] + din[k].lane[0];
           } else if (!P::has(P::vectors, k)) {
-            write(g.din[k], i, din[k]);
+            write(g.din[k], i, din[k].lane[0]);
           }
         }
       }

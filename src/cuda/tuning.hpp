@@ -41,6 +41,11 @@
 #define SCANRNN_ROW_LEAF 8
 #endif
 
+/// Steps of a leaf that a cell's code is written out for.
+#ifndef SCANRNN_ROW_UNROLL
+#define SCANRNN_ROW_UNROLL 2
+#endif
+
 namespace scanrnn::cuda {
 
 inline constexpr int kWarp = 32;
@@ -56,12 +61,16 @@ inline constexpr int kVectorBytes = 16;
 /// Such vectors make a line of memory, the least width of a row where there are channels enough.
 inline constexpr int kBandVectorsLog2 = 3;
 
+/// Bytes of a row that a thread moves at once, where channels lie side by side: four channels, but
+/// for the wider types.
+constexpr SCANRNN_HD int row_vector_bytes(std::size_t element_bytes) {
+  return element_bytes == 2 ? 8 : kVectorBytes;
+}
 /// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
 /// more arrays a step reads, the fewer steps fit into shared memory.
-/// Eight channels leave registers for two steps of them, where states are recomputed.
 constexpr int row_leaf(int staged_arrays, bool recomputes, std::size_t element_bytes) {
-  if (recomputes && element_bytes == 2) return 2;
-  return staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4;
+  if (recomputes) return 4;
+  return (staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * (element_bytes == 2 ? 2 : 1);
 }
 
 /// Leaves where steps lie side by side: steps that a thread runs, for one channel.

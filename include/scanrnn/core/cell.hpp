@@ -42,6 +42,8 @@ struct CellBase {
       0;  ///< bit i: in[i] may be absent: then it reads as 0
   static constexpr unsigned broadcast_inputs = 0;  ///< bit i: in[i] may be of size 1 on any axis
   static constexpr unsigned state_inputs = ~0u;    ///< bit i: the gradient of in[i] reads c_prev
+  static constexpr unsigned output_inputs = ~0u;   ///< bit i: `output` reads in[i]
+  static constexpr bool step_is_input = false;     ///< `step` only hands inputs on
   static constexpr const char* state = "h";        ///< its initial value is "h0"
 
   /// Run-time options: option(name, member, least, most) for each, the member a number or an enum.

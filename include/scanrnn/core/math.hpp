@@ -50,15 +50,67 @@ SCANRNN_HD Complex<T> select(const Mask& mask, const Complex<T>& yes, const Comp
   return {select(mask, yes.re, no.re), select(mask, yes.im, no.im)};
 }
 
+#if defined(__CUDA_ARCH__)
+// float on the device, from the machine's powers of two, reciprocals and roots, which are off by
+// two units in the last place at most and make subnormal results 0. No branches: several channels
+// of a thread are computed at once.
+namespace device {
+
+__device__ __forceinline__ float power_of_2(float v) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+  return power;
+}
+/// NaN where either is.
+__device__ __forceinline__ float maximum(float p, float q) {
+#if __CUDA_ARCH__ >= 800
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(p), "f"(q));
+  return r;
+#else
+  return p >= q || p != p ? p : q;
+#endif
+}
+__device__ __forceinline__ float minimum(float p, float q) {
+#if __CUDA_ARCH__ >= 800
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(p), "f"(q));
+  return r;
+#else
+  return p <= q || p != p ? p : q;
+#endif
+}
+/// exp(v) for v < 128 log(2). The exponent v log2(e) is rounded down, so that what its rounding has
+/// lost is a number in [0, 1): a saturated one, which is 0 where v is infinite. `log2_e` is that
+/// constant rounded towards 0 for accuracy above 0, away from it for accuracy below.
+__device__ __forceinline__ float exp(float v, float log2_e) {
+  const float exponent = __fmul_rd(v, log2_e);
+  const float lost = __saturatef(::fmaf(-0x1.62e43p-1f, exponent, v));
+  const float power = power_of_2(exponent);
+  return ::fmaf(power, lost, power);
+}
+
+}  // namespace device
+#endif
+
+/// 1 / v, where v and the result are normal numbers.
+SCANRNN_HD float reciprocal(float v) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+#else
+  return 1.0f / v;
+#endif
+}
+
 /// 1 / (1 + exp(-v)) with full relative accuracy in both tails.
 SCANRNN_HD float sigmoid(float v) {
-  const float e = ::expf(-::fabsf(v));
 #if defined(__CUDA_ARCH__)
-  // The divisor lies in [1, 2], where the machine's reciprocal is off by one ulp at most.
-  float reciprocal;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.0f + e));
-  return (v < 0 ? e : 1.0f) * reciprocal;
+  // From 88.7 on the result is 0, as if it were infinite.
+  return reciprocal(1.0f + device::exp(device::minimum(-v, 88.7f), 0x1.715476p+0f));
 #else
+  const float e = ::expf(-::fabsf(v));
   return (v < 0 ? e : 1.0f) / (1.0f + e);
 #endif
 }
@@ -67,10 +119,32 @@ SCANRNN_HD double sigmoid(double v) {
   return (v < 0 ? e : 1.0) / (1.0 + e);
 }
 
-SCANRNN_HD float tanh(float v) { return ::tanhf(v); }
+SCANRNN_HD float tanh(float v) {
+#if defined(__CUDA_ARCH__)
+  const float magnitude = ::fabsf(v);
+  const float e = device::power_of_2(magnitude * 0x1.715476p+1f);
+  const float large = ::copysignf(::fmaf(-2.0f, reciprocal(e + 1.0f), 1.0f), v);
+  // An even polynomial, minimax for |v| <= 0.6.
+  const float s = v * v;
+  float p = -0x1.830c08p-8f;
+  p = ::fmaf(p, s, 0x1.54e01cp-6f);
+  p = ::fmaf(p, s, -0x1.b89edap-5f);
+  p = ::fmaf(p, s, 0x1.1109dcp-3f);
+  p = ::fmaf(p, s, -0x1.55553ep-2f);
+  return magnitude > 0.6f ? large : ::fmaf(p * s, v, v);
+#else
+  return ::tanhf(v);
+#endif
+}
 SCANRNN_HD double tanh(double v) { return ::tanh(v); }
 
-SCANRNN_HD float positive_part(float v) { return v > 0 || v != v ? v : 0.0f; }
+SCANRNN_HD float positive_part(float v) {
+#if defined(__CUDA_ARCH__)
+  return device::maximum(v, 0.0f);
+#else
+  return v > 0 || v != v ? v : 0.0f;
+#endif
+}
 SCANRNN_HD double positive_part(double v) { return v > 0 || v != v ? v : 0.0; }
 
 /// 1 where v > 0, else 0: the derivative of positive_part.
@@ -82,12 +156,32 @@ SCANRNN_HD float where_negative(float v, float yes, float no) { return v < 0 ? y
 SCANRNN_HD double where_negative(double v, double yes, double no) { return v < 0 ? yes : no; }
 
 /// The larger and the smaller of two numbers; NaN where `p` is.
-SCANRNN_HD float maximum(float p, float q) { return p < q ? q : p; }
+SCANRNN_HD float maximum(float p, float q) {
+#if defined(__CUDA_ARCH__)
+  return device::maximum(p, q);
+#else
+  return p < q ? q : p;
+#endif
+}
 SCANRNN_HD double maximum(double p, double q) { return p < q ? q : p; }
-SCANRNN_HD float minimum(float p, float q) { return p > q ? q : p; }
+SCANRNN_HD float minimum(float p, float q) {
+#if defined(__CUDA_ARCH__)
+  return device::minimum(p, q);
+#else
+  return p > q ? q : p;
+#endif
+}
 SCANRNN_HD double minimum(double p, double q) { return p > q ? q : p; }
 
-SCANRNN_HD float sqrt(float v) { return ::sqrtf(v); }
+SCANRNN_HD float sqrt(float v) {
+#if defined(__CUDA_ARCH__)
+  float root;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(v));
+  return root;
+#else
+  return ::sqrtf(v);
+#endif
+}
 SCANRNN_HD double sqrt(double v) { return ::sqrt(v); }
 
 /// exp(v) and exp(v) - 1, each with full relative accuracy.
@@ -98,7 +192,21 @@ struct Exponential {
 };
 
 /// For v <= 0.
-SCANRNN_HD Exponential<float> exponential(float v) { return {::expf(v), ::expm1f(v)}; }
+SCANRNN_HD Exponential<float> exponential(float v) {
+#if defined(__CUDA_ARCH__)
+  const float e = device::exp(v, 0x1.715478p+0f);
+  // A polynomial, minimax for v >= -0.7.
+  float p = 0x1.33dda6p-13f;
+  p = ::fmaf(p, v, 0x1.5fd8cep-10f);
+  p = ::fmaf(p, v, 0x1.105d5p-7f);
+  p = ::fmaf(p, v, 0x1.554ac2p-5f);
+  p = ::fmaf(p, v, 0x1.55550cp-3f);
+  p = ::fmaf(p, v, 0x1.fffffep-2f);
+  return {e, v < -0.7f ? e - 1.0f : ::fmaf(p * v, v, v)};
+#else
+  return {::expf(v), ::expm1f(v)};
+#endif
+}
 SCANRNN_HD Exponential<double> exponential(double v) { return {::exp(v), ::expm1(v)}; }
 
 /// log(1 + exp(v)), with full relative accuracy and without overflow.
@@ -138,5 +246,10 @@ struct Constant<Complex<T>> {
     return {Constant<T>::of(value), Constant<T>::of(0)};
   }
 };
+
+template <class R>
+SCANRNN_HD R reciprocal(const R& v) {
+  return Constant<R>::of(1) / v;
+}
 
 }  // namespace scanrnn

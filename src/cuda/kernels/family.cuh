@@ -9,8 +9,9 @@
 
 namespace scanrnn::cuda {
 
-template <class Cell, class T, bool kBackward>
+template <class GivenCell, class T, bool kBackward>
 PassKernels pass_kernels() {
+  using Cell = scanrnn::Prepared<GivenCell>;  // kernels read vector inputs once for many steps
   using Rows = RowPass<Cell, kBackward, T>;
   using Columns = ColumnPass<Cell, kBackward, T>;
   PassKernels k;

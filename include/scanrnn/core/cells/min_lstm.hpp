@@ -33,6 +33,7 @@ struct MinLstmCell : CellBase {
   static constexpr const char* names[inputs] = {"f", "i", "z"};
   static constexpr unsigned map_inputs = 0b111;
   static constexpr unsigned backward_inputs = 0b111;
+  static constexpr unsigned output_inputs = 0;
   static constexpr unsigned state_inputs = 1u << kForget | 1u << kInput;
   static constexpr bool state_is_output = true;
 
@@ -82,12 +83,19 @@ struct MinLstmCell : CellBase {
       const R most = Constant<R>::of(0.5) * Greatest<R>::value();
       const R pf = minimum(maximum(-in[kForget], -most), most);
       const R pi = minimum(maximum(-in[kInput], -most), most);
-      const R m = maximum(maximum(pf, pi), Constant<R>::of(0));
-      const R unit = exponential(-m).exp;
-      const R ef = exponential(pf - m).exp;
-      const R ei = exponential(pi - m).exp;
+      const R larger_i = pf - pi;  // where negative
+      const R high = where_negative(larger_i, pi, pf);
+      const R low = where_negative(larger_i, pf, pi);
+      // exp(-m) and exp(high - m): one of them is 1.
+      const R one = Constant<R>::of(1);
+      const R below = exponential(minimum(high, -high)).exp;
+      const R unit = where_negative(high, one, below);
+      const R e_high = where_negative(high, below, one);
+      const R e_low = exponential(low - maximum(high, Constant<R>::of(0))).exp;
+      const R ef = where_negative(larger_i, e_low, e_high);
+      const R ei = where_negative(larger_i, e_high, e_low);
       const R a = unit + ei, b = unit + ef;
-      const R share = Constant<R>::of(1) / (a + b);
+      const R share = reciprocal(a + b);
       f = a * share;
       i = b * share;
       shut_f = ef * share;

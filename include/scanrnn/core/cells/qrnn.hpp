@@ -29,6 +29,7 @@ struct QrnnCell : CellBase {
   static constexpr const char* names[inputs] = {"z", "f", "o", "i"};
   static constexpr unsigned map_inputs = 1u << kCandidate | 1u << kForget | 1u << kInput;
   static constexpr unsigned backward_inputs = 0b1111;
+  static constexpr unsigned output_inputs = 1u << kOutput;
   static constexpr unsigned optional_inputs = 1u << kInput;
   static constexpr bool state_is_output = false;
 

@@ -33,6 +33,7 @@ struct RgLru : CellBase {
   static constexpr const char* names[inputs] = {"x", "r", "i", "lam"};
   static constexpr unsigned map_inputs = 0b1111;
   static constexpr unsigned backward_inputs = 0b1111;
+  static constexpr unsigned output_inputs = 0;
   static constexpr unsigned vector_inputs = 1u << kLambda;
   static constexpr unsigned state_inputs = 1u << kGate | 1u << kLambda;
   static constexpr bool state_is_output = true;
@@ -77,7 +78,7 @@ struct RgLru : CellBase {
     const R i = sigmoid(in[kInput]);
     const R input = i * in[kX];
     const R least = Constant<R>::of(0.5 / steepest_root);
-    const R root_slope = Constant<R>::of(0.5) / maximum(root, least);
+    const R root_slope = Constant<R>::of(0.5) * reciprocal(maximum(root, least));
     const R twice = decay.a + decay.a;
     const R d_log = decay.a * fma(-(twice * root_slope), input, h_prev) * g;
     din[kX] = root * i * g;

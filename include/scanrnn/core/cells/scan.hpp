@@ -16,6 +16,8 @@ struct ScanCell : CellBase {
   static constexpr const char* names[inputs] = {"a", "x"};
   static constexpr unsigned map_inputs = 1u << kA | 1u << kX;
   static constexpr unsigned backward_inputs = 1u << kA;
+  static constexpr unsigned output_inputs = 0;
+  static constexpr bool step_is_input = true;
   static constexpr unsigned broadcast_inputs = 1u << kA;
   static constexpr unsigned state_inputs = 1u << kA;
   static constexpr bool state_is_output = true;

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// The registers that cells are computed in: several channels, or steps, of a thread at once. The
+// machine has no such registers, but a cell's choices (which activation, whether there is an input
+// gate) are then made once for all of them, and what one of them waits for hides behind the others.
+//
+// T is the dtype of the arrays. Where it has 16 bits, functions need not be more exact than a tenth
+// of its unit in the last place, and are cheaper.
+#pragma once
+
+#include "cuda/device.cuh"
+
+namespace scanrnn::cuda {
+
+// Lanes' functions stand beside those of single numbers.
+using scanrnn::conj_if;
+using scanrnn::exponential;
+using scanrnn::fma;
+using scanrnn::is_positive;
+using scanrnn::maximum;
+using scanrnn::minimum;
+using scanrnn::positive_part;
+using scanrnn::product;
+using scanrnn::reciprocal;
+using scanrnn::select;
+using scanrnn::sigmoid;
+using scanrnn::softplus;
+using scanrnn::sqrt;
+using scanrnn::tanh;
+using scanrnn::where_negative;
+
+template <class T, int N>
+struct Lanes {
+  Acc<T> lane[N];
+};
+
+template <class T>
+inline constexpr bool kIsHalf = sizeof(T) == 2;
+
+/// f(v) for every lane v.
+template <class T, int N, class F>
+SCANRNN_HD Lanes<T, N> each_lane(F&& f) {
+  Lanes<T, N> r;
+#pragma unroll
+  for (int v = 0; v < N; ++v) r.lane[v] = f(v);
+  return r;
+}
+
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> operator+(const Lanes<T, N>& p, const Lanes<T, N>& q) {
+  return each_lane<T, N>([&](int v) { return p.lane[v] + q.lane[v]; });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> operator-(const Lanes<T, N>& p, const Lanes<T, N>& q) {
+  return each_lane<T, N>([&](int v) { return p.lane[v] - q.lane[v]; });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> operator-(const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return -p.lane[v]; });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> operator*(const Lanes<T, N>& p, const Lanes<T, N>& q) {
+  return each_lane<T, N>([&](int v) { return p.lane[v] * q.lane[v]; });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> operator/(const Lanes<T, N>& p, const Lanes<T, N>& q) {
+  return each_lane<T, N>([&](int v) { return p.lane[v] / q.lane[v]; });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> fma(const Lanes<T, N>& a, const Lanes<T, N>& b, const Lanes<T, N>& c) {
+  return each_lane<T, N>([&](int v) { return scanrnn::fma(a.lane[v], b.lane[v], c.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> product(const Lanes<T, N>& a, const Lanes<T, N>& b) {
+  return each_lane<T, N>([&](int v) { return scanrnn::product(a.lane[v], b.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> conj_if(bool conjugate, const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return scanrnn::conj_if(conjugate, p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> select(bool mask, const Lanes<T, N>& yes, const Lanes<T, N>& no) {
+  return each_lane<T, N>([&](int v) { return mask ? yes.lane[v] : no.lane[v]; });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> positive_part(const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return scanrnn::positive_part(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> is_positive(const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return scanrnn::is_positive(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> where_negative(const Lanes<T, N>& p, const Lanes<T, N>& yes,
+                                      const Lanes<T, N>& no) {
+  return each_lane<T, N>(
+      [&](int v) { return scanrnn::where_negative(p.lane[v], yes.lane[v], no.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> maximum(const Lanes<T, N>& p, const Lanes<T, N>& q) {
+  return each_lane<T, N>([&](int v) { return scanrnn::maximum(p.lane[v], q.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> minimum(const Lanes<T, N>& p, const Lanes<T, N>& q) {
+  return each_lane<T, N>([&](int v) { return scanrnn::minimum(p.lane[v], q.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> sqrt(const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return scanrnn::sqrt(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> reciprocal(const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return scanrnn::reciprocal(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> softplus(const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return scanrnn::softplus(p.lane[v]); });
+}
+
+// --- what the 16-bit types have cheaper --------------------------------------------------------
+
+/// Functions of one lane, of an array of dtype T.
+template <class T>
+struct Functions {
+  static SCANRNN_HD Acc<T> sigmoid(const Acc<T>& v) { return scanrnn::sigmoid(v); }
+  static SCANRNN_HD Acc<T> tanh(const Acc<T>& v) { return scanrnn::tanh(v); }
+  static SCANRNN_HD Exponential<Acc<T>> exponential(const Acc<T>& v) {
+    return scanrnn::exponential(v);
+  }
+};
+
+#if defined(__CUDA_ARCH__)
+struct HalfFunctions {
+  /// To |v| / 2^24: the exponent's rounding.
+  static __device__ __forceinline__ float sigmoid(float v) {
+    return reciprocal(1.0f + device::power_of_2(v * -0x1.715476p+0f));
+  }
+  /// To 2^-17.
+  static __device__ __forceinline__ float tanh(float v) {
+    const float e = device::power_of_2(v * 0x1.715476p+1f);
+    const float large = ::fmaf(-2.0f, reciprocal(e + 1.0f), 1.0f);
+    return ::fabsf(v) > 0.12f ? large : ::fmaf(v * v * -0x1.53b694p-2f, v, v);
+  }
+  /// To 2^-17.
+  static __device__ __forceinline__ Exponential<float> exponential(float v) {
+    const float e = device::power_of_2(v * 0x1.715476p+0f);
+    const float p = ::fmaf(::fmaf(0x1.1a0714p-5f, v, 0x1.51215ap-3f), v, 0x1.ffd36cp-2f);
+    return {e, v < -0.5f ? e - 1.0f : ::fmaf(p * v, v, v)};
+  }
+};
+template <>
+struct Functions<Half> : HalfFunctions {};
+template <>
+struct Functions<BFloat16> : HalfFunctions {
+#if __CUDA_ARCH__ >= 750
+  /// The machine's, to 2^-11: an eighth of a unit in the last place.
+  static __device__ __forceinline__ float tanh(float v) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(v));
+    return y;
+  }
+#endif
+};
+#endif
+
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> sigmoid(const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return Functions<T>::sigmoid(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> tanh(const Lanes<T, N>& p) {
+  return each_lane<T, N>([&](int v) { return Functions<T>::tanh(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Exponential<Lanes<T, N>> exponential(const Lanes<T, N>& p) {
+  Exponential<Lanes<T, N>> r;
+#pragma unroll
+  for (int v = 0; v < N; ++v) {
+    const Exponential<Acc<T>> e = Functions<T>::exponential(p.lane[v]);
+    r.exp.lane[v] = e.exp;
+    r.minus_one.lane[v] = e.minus_one;
+  }
+  return r;
+}
+
+}  // namespace scanrnn::cuda
+
+namespace scanrnn {
+
+template <class T, int N>
+struct Constant<cuda::Lanes<T, N>> {
+  static SCANRNN_HD cuda::Lanes<T, N> of(double value) {
+    return cuda::each_lane<T, N>([&](int) { return Constant<cuda::Acc<T>>::of(value); });
+  }
+};
+template <class T, int N>
+struct Greatest<cuda::Lanes<T, N>> {
+  static SCANRNN_HD cuda::Lanes<T, N> value() {
+    return cuda::each_lane<T, N>([&](int) { return Greatest<cuda::Acc<T>>::value(); });
+  }
+};
+
+}  // namespace scanrnn
