@@ -15,7 +15,7 @@ struct Steps {
   char* data = nullptr;
   Index batch = 0, time = 0, channel = 0;
   bool wide = false;    ///< of the accumulation type, whatever the call's dtype
-  bool vector = false;  ///< 16 bytes at a time along the kernel's contiguous axis
+  bool vector = false;  ///< a vector at a time along the kernel's contiguous axis
 };
 
 /// An (N,D) array of states.
@@ -69,7 +69,7 @@ struct Args {
   Index groups = 1;
   Index tile_items = 1;         ///< of all sequences together
   Divisor by_groups, by_round;  ///< by groups, and by groups times sequences
-  int across_log2 = 0;          ///< rows: 16-byte vectors of a row. columns: channels of a warp
+  int across_log2 = 0;          ///< rows: vectors of a row. columns: channels of a warp
   int leaf = 0;                 ///< rows: steps of a leaf
   int teams_log2 = 0;           ///< rows: tiles that share a block, where no sequence has two
   int levels = 0;               ///< of the tree between tiles; 0: no sequence has two
@@ -77,8 +77,9 @@ struct Args {
   unsigned* ticket = nullptr;
   unsigned long long* nodes = nullptr;  ///< (tile_items, groups, lanes) nodes
   char* sums = nullptr;                 ///< (slots, tile_items, groups, lanes), accumulation type
-  bool is_direct = false;  ///< rows: all outputs are written 16 bytes at a time, whole lines
-  bool has_wide = false;   ///< some gradient is written in the accumulation type
+  bool is_direct = false;   ///< rows: all outputs are written a vector at a time, whole lines
+  bool is_regular = false;  ///< rows: a block reads whole lines of a tile, a vector a thread
+  bool has_wide = false;    ///< some gradient is written in the accumulation type
   signed char sum_slot[kMaxInputs];  ///< of inputs whose gradient is summed over time, else -1
 };
 

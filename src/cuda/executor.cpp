@@ -217,14 +217,13 @@ Plan make_plan(const Problem& p, int device) {
 
   // The shape of a tile.
   const Index element = static_cast<Index>(size_of(p.dtype));
-  const Index vector_bytes =
-      plan.way == Way::rows ? row_vector_bytes(size_of(p.dtype)) : kVectorBytes;
+  const Index vector_bytes = plan.way == Way::rows ? kernels.rows.vector_bytes : kVectorBytes;
   const Index width = vector_bytes / element;
   const bool packed = static_cast<bool>(p.layout.cu_seqlens);
   const int most_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  const int fixed_shared = 12 * 1024;  // what kernels have beside what a launch asks for, at most
-  Index rows = 1;                      // steps of a tile
-  Index lanes = 1;                     // channels of a tile
+  const int fixed_shared = 4 * 1024;  // what kernels have beside what a launch asks for, at most
+  Index rows = 1;                     // steps of a tile
+  Index lanes = 1;                    // channels of a tile
   int warps = kWarps;
   const Kernel* kernel = &kernels.serial;
   // One leaf is one thread's work: without the tree around it, it gives the same bits sooner.
@@ -236,19 +235,21 @@ Plan make_plan(const Problem& p, int device) {
     kernel = &kernels.rows;
     plan.prepared = &prepared.rows;
     g.leaf = kernel->leaf;
-    while (g.leaf > 1 &&
-           kernel->shared_bytes(kBandVectorsLog2, g.leaf, warps) + fixed_shared > most_shared) {
+    const int band_log2 = row_band_log2(kernel->vector_bytes);
+    const int band_leaves_log2 = log2_at_least(kWarp) - band_log2;
+    while (g.leaf > 1 && kernel->shared_bytes(band_log2, g.leaf, warps, kMaxLevels) + fixed_shared >
+                             most_shared) {
       g.leaf /= 2;
     }
     const int all = log2_at_least(ceil_div(p.channels, width));
-    g.across_log2 = std::min(kBandVectorsLog2, all);
+    g.across_log2 = std::min(band_log2, all);
     if (!packed) {
       // Sequences shorter than a tile leave threads over, which take more channels.
       const int needed = log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf)));
-      const int spare = log2_at_least(kThreads) - std::max(needed, 2);  // a band has four leaves
-      if (spare > kBandVectorsLog2) g.across_log2 = std::min(spare, all);
+      const int spare = log2_at_least(kThreads) - std::max(needed, band_leaves_log2);
+      if (spare > band_log2) g.across_log2 = std::min(spare, all);
       // What is left over then takes other sequences, two warps at least each.
-      if (g.across_log2 <= kBandVectorsLog2) {
+      if (g.across_log2 <= band_log2) {
         g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(kWarps) - 1);
       }
     }
@@ -259,7 +260,7 @@ Plan make_plan(const Problem& p, int device) {
     plan.prepared = &prepared.columns;
     g.leaf = kernel->leaf;
     warps = kernel->warps;
-    while (warps > 1 && kernel->shared_bytes(0, g.leaf, warps) + fixed_shared > most_shared) {
+    while (warps > 1 && kernel->shared_bytes(0, g.leaf, warps, 0) + fixed_shared > most_shared) {
       warps /= 2;
     }
     if (!packed) {
@@ -273,7 +274,6 @@ Plan make_plan(const Problem& p, int device) {
   }
   plan.kernel = kernel;
   plan.threads = warps * kWarp;
-  plan.shared_bytes = kernel->shared_bytes(g.across_log2, g.leaf, warps);
   g.tiles = std::max<Index>(1, ceil_div(p.time, rows));
   g.groups = ceil_div(p.channels, lanes);
   g.tile_items =
@@ -281,9 +281,10 @@ Plan make_plan(const Problem& p, int device) {
   g.by_groups = Divisor::of(g.groups);
   g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
   for (Index most = 1; most < g.tiles; most *= kRadix) ++g.levels;
+  if (plan.way == Way::serial) g.levels = 0;
+  plan.shared_bytes = kernel->shared_bytes(g.across_log2, g.leaf, warps, g.levels);
 
   if (plan.way == Way::serial) {
-    g.levels = 0;
     plan.blocks = ceil_div(p.sequences * p.channels, kThreads);
   } else {
     plan.blocks = g.tile_items * g.groups;
@@ -372,7 +373,15 @@ Plan make_plan(const Problem& p, int device) {
     }
   }
   // The kernels' fast ways out: whole lines straight from registers.
-  g.is_direct = plan.way == Way::rows && g.across_log2 >= kBandVectorsLog2;
+  const int band_log2 = row_band_log2(static_cast<int>(vector_bytes));
+  g.is_direct = plan.way == Way::rows && g.across_log2 >= band_log2;
+  g.is_regular = plan.way == Way::rows && g.across_log2 == band_log2 && g.teams_log2 == 0 &&
+                 g.leaf == kernel->leaf;
+  const auto is_regular = [](const Steps& s) { return s.data == nullptr || s.vector; };
+  for (int i = 0; i < p.inputs; ++i) {
+    if ((p.vector_inputs >> i & 1u) == 0) g.is_regular = g.is_regular && is_regular(g.in[i]);
+  }
+  g.is_regular = g.is_regular && is_regular(g.states) && is_regular(g.dy);
   if (p.out) g.is_direct = g.is_direct && g.out.vector;
   for (int i = 0; i < p.inputs; ++i) {
     if (!p.backward || !p.din[i] || g.sum_slot[i] >= 0) continue;

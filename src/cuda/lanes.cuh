@@ -129,22 +129,13 @@ struct Functions {
 };
 
 #if defined(__CUDA_ARCH__)
-struct HalfFunctions {
-  /// To |v| / 2^24: the exponent's rounding.
+/// Exponents that are rounded once: exp(v) is off by |v| / 2^24.
+struct HalfFunctions : Functions<float> {
   static __device__ __forceinline__ float sigmoid(float v) {
     return reciprocal(1.0f + device::power_of_2(v * -0x1.715476p+0f));
   }
-  /// To 2^-17.
-  static __device__ __forceinline__ float tanh(float v) {
-    const float e = device::power_of_2(v * 0x1.715476p+1f);
-    const float large = ::fmaf(-2.0f, reciprocal(e + 1.0f), 1.0f);
-    return ::fabsf(v) > 0.12f ? large : ::fmaf(v * v * -0x1.53b694p-2f, v, v);
-  }
-  /// To 2^-17.
   static __device__ __forceinline__ Exponential<float> exponential(float v) {
-    const float e = device::power_of_2(v * 0x1.715476p+0f);
-    const float p = ::fmaf(::fmaf(0x1.1a0714p-5f, v, 0x1.51215ap-3f), v, 0x1.ffd36cp-2f);
-    return {e, v < -0.5f ? e - 1.0f : ::fmaf(p * v, v, v)};
+    return {device::power_of_2(v * 0x1.715476p+0f), scanrnn::exponential(v).minus_one};
   }
 };
 template <>

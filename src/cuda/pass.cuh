@@ -43,6 +43,12 @@ struct Pass {
   static constexpr bool keeps_steps =
       !backward && !Cell::step_is_input && sizeof(T) == sizeof(Acc<T>) && count(free) >= 2;
   static constexpr int kept_a = slot(lowest(free)), kept_x = slot(lowest(free & (free - 1)));
+  /// Backward runs every step four times where states are recomputed: gates are opened once and
+  /// take the place of the inputs that they come from.
+  template <class T>
+  static constexpr bool opens = recomputes && opens_gates<Cell> && sizeof(T) == sizeof(Acc<T>);
+  template <class T>
+  using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
   /// Where a gradient goes: its input's place, or that of dy.
   static constexpr SCANRNN_HD int din_slot(int input) {
     return has(staged, input) ? slot(input) : dy_slot;

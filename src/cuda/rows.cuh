@@ -19,20 +19,6 @@
 
 namespace scanrnn::cuda {
 
-/// How a row is cut into vectors.
-template <class T>
-inline constexpr int kRowBytes = row_vector_bytes(sizeof(T));
-template <class T>
-inline constexpr int kRowWidth = kRowBytes<T> / static_cast<int>(sizeof(T));
-template <class T>
-inline constexpr int kRowWidthLog2 = kRowWidth<T> == 4 ? 2 : (kRowWidth<T> == 2 ? 1 : 0);
-
-/// Vectors of a row from which on it is a whole line, or half of one. A warp's band then has four
-/// leaves, and four leaves are merged first also where rows are wider and a warp holds fewer:
-/// results don't depend on how long the call's other sequences are.
-inline constexpr int kBandVectors = 1 << kBandVectorsLog2;
-inline constexpr int kBandLeaves = kWarp / kBandVectors;
-
 /// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
 inline constexpr int kMostTeams = kWarps / 2;
 
@@ -49,10 +35,22 @@ struct Team {
 template <class Cell, bool kBackward, class T>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
+  using Type = T;
+  /// How a row is cut into vectors.
+  static constexpr int vector_bytes = row_vector_bytes(Cell::step_is_input, sizeof(T));
+  static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
+  static constexpr int width_log2 = width == 8 ? 3 : (width == 4 ? 2 : (width == 2 ? 1 : 0));
+  using Elements = Vector<T, width>;
+  /// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, or two,
+  /// and as many are merged first also where rows are wider and a warp holds fewer: results don't
+  /// depend on how long the call's other sequences are.
+  static constexpr int band_log2 = row_band_log2(vector_bytes);
+  static constexpr int band_vectors = 1 << band_log2;
+  static constexpr int band_leaves = kWarp / band_vectors;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, sizeof(T));
+  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, vector_bytes);
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
-    return kThreads * leaf_steps * kRowBytes<T>;
+    return kThreads * leaf_steps * vector_bytes;
   }
   static constexpr SCANRNN_HD int staged_bytes(int leaf_steps) {
     return Base::slots * slot_bytes(leaf_steps);
@@ -60,47 +58,47 @@ struct RowPass : Pass<Cell, kBackward> {
 
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
   /// parts of the time axis that a warp holds; or one for each leaf.
-  static constexpr SCANRNN_HD int maps(int across, int width) {
-    const bool by_leaf = Base::recomputes || across > kBandVectors;
-    return (by_leaf ? kThreads / across : kWarps) * width;
+  static constexpr SCANRNN_HD int maps(int across) {
+    const bool by_leaf = Base::recomputes || across > band_vectors;
+    return (by_leaf ? kThreads / across : kWarps) * across * width;
   }
   /// Recomputed states, a leaf's one after the other for each thread.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes
-               ? kThreads * leaf_steps * kRowWidth<T> * static_cast<int>(sizeof(Acc<T>))
-               : 0;
+    return Base::recomputes ? kThreads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
   }
-  /// What a block is given beside its static part: slots, recomputed states, maps, and the states
-  /// that the pass starts from.
-  static constexpr int shared_bytes(int across, int leaf_steps) {
-    const int width = across * kRowWidth<T>;
-    const int teams = across > kBandVectors ? 1 : kMostTeams;
+  /// Parts of what precedes a tile: (levels, groups of children, channels).
+  static constexpr SCANRNN_HD int parts(int across, int levels) {
+    return levels * kGroups * across * width;
+  }
+  /// What a block is given beside its static part: slots, recomputed states, maps, parts, and the
+  /// states that the pass starts from, of a block's only tile or of its teams'.
+  static constexpr int shared_bytes(int across, int leaf_steps, int levels) {
+    const int teams = levels > 0 || across > band_vectors ? 1 : kMostTeams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
-           maps(across, width) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
-           teams * width * static_cast<int>(sizeof(Acc<T>));
+           (maps(across) + parts(across, levels)) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
+           teams * across * width * static_cast<int>(sizeof(Acc<T>));
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
   static constexpr int blocks() {
+    // Eight channels a thread take more registers than three blocks leave.
+    if (width == 8 && kBackward) return 2;
+    if (sizeof(T) == 2 && Base::recomputes) return SCANRNN_HALF_RECOMPUTED_BLOCKS;
     return 224 * 1024 /
            (staged_bytes(leaf) + states_bytes(leaf) + (Base::recomputes ? 16 : 8) * 1024);
   }
 };
 
-/// Levels of the tree: enough for 8^9 tiles.
-inline constexpr int kMaxLevels = 9;
-
-template <class T>
+template <class P>
 struct RowShared {
+  using A = Acc<typename P::Type>;
+  static constexpr int channels = P::band_vectors * P::width;
   Tile tile[kMostTeams];
   bool band_cut[kWarps];
-  unsigned lane_cuts[kWarps];              // a bit a lane
-  bool leaf_cut[kThreads / kBandVectors];  // where leaves are kept one by one
-  // What precedes the tile: (levels, groups of children, channels).
-  static constexpr int parts = kMaxLevels * kGroups;
-  Acc<T> part_a[parts * kBandVectors * kRowWidth<T>], part_x[parts * kBandVectors * kRowWidth<T>];
-  bool part_cut[parts];
-  Acc<T> band_enter[kWarps][kBandVectors * kRowWidth<T>];  // the states before each warp's band
+  unsigned lane_cuts[kWarps];                 // a bit a lane
+  bool leaf_cut[kThreads / P::band_vectors];  // where leaves are kept one by one
+  bool part_cut[kMaxLevels * kGroups];
+  A band_enter[kWarps][channels];  // the states before each warp's band
 };
 
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
@@ -111,26 +109,18 @@ enum class RowMode { general, plain_direct, plain_staged };
 template <RowMode kMode>
 inline constexpr bool kIsPlain = kMode != RowMode::general;
 
-/// Whether the rows of a leaf are swapped, each with its neighbour: those of 8-byte vectors in
-/// every other leaf, since sixteen threads are served at once then, of two leaves.
-template <class T>
-__device__ __forceinline__ int row_flip(const Args& g, int row) {
-  return kRowBytes<T> == 8 && (row & g.leaf & ~1) != 0 ? 1 : 0;
-}
-/// Where a vector lies in a slot. Whole lines need no swizzling: eight threads that are served at
+/// Where a vector lies in a slot. Whole lines need no swizzling: the threads that are served at
 /// once read one.
-template <class T>
+template <class P>
 __device__ __forceinline__ int row_chunk(const Args& g, int row, int column) {
-  if (g.across_log2 == kBandVectorsLog2) {
-    return ((row ^ row_flip<T>(g, row)) << kBandVectorsLog2) + column;
-  }
-  return swizzled((row << g.across_log2) + column);
+  const int chunk = (row << g.across_log2) + column;
+  return g.across_log2 == P::band_log2 ? chunk : swizzled(chunk);
 }
 
-template <class T>
+template <class P>
 __device__ __forceinline__ int row_element(const Args& g, int row, int channel) {
-  return row_chunk<T>(g, row, channel / kRowWidth<T>) * kRowBytes<T> +
-         channel % kRowWidth<T> * static_cast<int>(sizeof(T));
+  return row_chunk<P>(g, row, channel / P::width) * P::vector_bytes +
+         channel % P::width * static_cast<int>(sizeof(typename P::Type));
 }
 
 /// A thread's leaf: g.leaf steps of W channels. Steps are numbered in the order of the pass.
@@ -138,9 +128,11 @@ template <class P, class T>
 struct RowLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
-  static constexpr int W = kRowWidth<T>, kLeaf = P::leaf;
+  static constexpr int W = P::width, kLeaf = P::leaf;
   using R = Lanes<T, W>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
+  static constexpr bool kOpens = P::template opens<T>;
+  using Opened = typename P::template Opened<T>;
   /// Cells unrolled would not fit into the instruction cache.
   template <RowMode kMode>
   static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4
@@ -150,31 +142,38 @@ struct RowLeaf {
   const Args& g;
   const Tile& t;
   const Cell& cell;
-  char* slots;    // of the team
-  char* kept;     // recomputed states, of the block
-  int rows;       // of the tile
-  int place;      // of the leaf in the tile, in the order of the pass
-  int column;     // vector of the row
-  int from;       // row of step 0
-  int down;       // from a step's row to the next one's
-  Index channel;  // [channel, channel + channels)
+  const Opened& opened;  // the same one
+  char* slots;           // of the team
+  char* kept;            // recomputed states, of the block
+  int rows;              // of the tile
+  int place;             // of the leaf in the tile, in the order of the pass
+  int column;            // vector of the row
+  int from;              // row of step 0
+  int down;              // from a step's row to the next one's
+  Index channel;         // [channel, channel + channels)
   int channels;
   unsigned valid = 0;   // bit i: step i is one of the sequence's
-  unsigned resets = 0;  // bit i: and the state is dropped before it
+  unsigned resets = 0;  // bit i: and the state is dropped before it; backward, kEntry: after step 0
   int last = -1;        // the last step of the pass, if it is here
   R vector_in[P::inputs];
 
   // Backward.
-  R entry_gain;            // what the adjoint of the row before is multiplied by
-  bool entry_cut = false;  // whether it is dropped
-  R next_state;            // of the row after the leaf
-  R c_start;               // recomputed: before the leaf in the order of time
-  R sum[P::inputs];        // of gradients
+  static constexpr unsigned kEntry = 1u << 31;
+  R entry_gain;      // what the adjoint of the row before is multiplied by
+  R next_state;      // of the row after the leaf
+  R c_start;         // recomputed: before the leaf in the order of time
+  R sum[P::inputs];  // of gradients
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
                                      const Team& team)
-      : g(args), t(tile), cell(the_cell), slots(staged), kept(states), rows(tile_rows) {
+      : g(args),
+        t(tile),
+        cell(the_cell),
+        opened(reinterpret_cast<const Opened&>(the_cell)),
+        slots(staged),
+        kept(states),
+        rows(tile_rows) {
     const bool ascending = P::backward == g.reverse;
     const int leaves = team.threads >> g.across_log2;
     place = team.thread >> g.across_log2;
@@ -216,24 +215,22 @@ struct RowLeaf {
   __device__ __forceinline__ int row(int i) const { return from + i * down; }
   __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
   __device__ __forceinline__ RowMode mode() const {
-    if (g.across_log2 != kBandVectorsLog2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
-        resets != 0 || entry_cut || channels == 0 || g.has_wide) {
+    if (g.across_log2 != P::band_log2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
+        resets != 0 || channels == 0 || g.has_wide) {
       return RowMode::general;
     }
     return g.is_direct ? RowMode::plain_direct : RowMode::plain_staged;
   }
 
   __device__ __forceinline__ char* place_of(int slot, int r) const {
-    return slots + slot * P::slot_bytes(g.leaf) + row_chunk<T>(g, r, column) * kRowBytes<T>;
+    return slots + slot * P::slot_bytes(g.leaf) + row_chunk<P>(g, r, column) * P::vector_bytes;
   }
   template <RowMode kMode>
   __device__ __forceinline__ char* vector_of(int slot, int i) const {
     if constexpr (kIsPlain<kMode>) {
-      constexpr int kLine = kBandVectors * kRowBytes<T>;
-      // Leaves that lie swapped go through their steps 1, 0, 3, 2 and so on.
-      const int flipped = kRowBytes<T> == 8 ? i ^ row_flip<T>(g, from) : i;
-      return slots + slot * P::slot_bytes(kLeaf) + from * kLine + column * kRowBytes<T> +
-             flipped * (down * kLine);
+      constexpr int kLine = P::band_vectors * P::vector_bytes;
+      return slots + slot * P::slot_bytes(kLeaf) + from * kLine + column * P::vector_bytes +
+             i * (down * kLine);
     } else {
       return place_of(slot, row(i));
     }
@@ -305,8 +302,8 @@ struct RowLeaf {
           widen<T>(load_vector<T, W>(place_of(P::slot(k), before)), in[k].lane);
         }
       }
-      entry_gain = cell.gain(in);
-      entry_cut = is_reset(g, t, before);
+      entry_gain = outside ? cell.gain(in) : opened.gain(in);
+      if (is_reset(g, t, before)) resets |= kEntry;
     }
     if constexpr (P::reads_states) {
       if (outside && !t.in_sequence(after)) {
@@ -324,21 +321,30 @@ struct RowLeaf {
     }
   }
 
-  /// The map of a step, in the order of time.
-  template <RowMode kMode, class F>
+  /// The map of a step, in the order of time. The first time inputs are opened, where that is done.
+  template <RowMode kMode, bool kOpen, class F>
   __device__ __forceinline__ void each_step_in_time(F&& take) const {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
       R in[P::inputs];
-      read_inputs<kMode>(Cell::map_inputs, i, in);
-      take(i, cell.step(in), resets_at<kMode>(i));
+      if constexpr (kOpens && kOpen) {
+        read_inputs<kMode>(Cell::backward_inputs, i, in);
+        cell.open(in);
+#pragma unroll
+        for (int k = 0; k < P::inputs; ++k) {
+          if (P::has(Cell::opened_inputs, k)) keep<kMode>(P::slot(k), i, in[k]);
+        }
+      } else {
+        read_inputs<kMode>(Cell::map_inputs, i, in);
+      }
+      take(i, opened.step(in), resets_at<kMode>(i));
     }
   }
   /// The leaf's map in the order of time, which a backward pass goes against.
   template <RowMode kMode>
   __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) const {
-    each_step_in_time<kMode>([&](int, const Affine<R>& step, bool reset) {
+    each_step_in_time<kMode, true>([&](int, const Affine<R>& step, bool reset) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         map[v].x = reset ? step.x.lane[v] : fma(step.a.lane[v], map[v].x, step.x.lane[v]);
@@ -354,7 +360,7 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void recompute_states() const {
     R run = c_start;
-    each_step_in_time<kMode>([&](int i, const Affine<R>& step, bool reset) {
+    each_step_in_time<kMode, false>([&](int i, const Affine<R>& step, bool reset) {
       advance(run, step.a, step.x, reset);
       *state_of(i) = run;
     });
@@ -373,7 +379,7 @@ struct RowLeaf {
   __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
     R gain;
     GainProduct<T> gains[W];
-    bool reset = !kIsPlain<kMode> && entry_cut;
+    bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
     if constexpr (P::backward) gain = entry_gain;
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
@@ -385,8 +391,8 @@ struct RowLeaf {
         read_inputs<kMode>(Cell::backward_inputs, i, in);
         read<kMode>(P::dy_slot, i, dy);
         states_after<kMode>(i, after);
-        step = {gain, cell.output_adjoint(in, after, dy)};
-        gain = cell.gain(in);
+        step = {gain, opened.output_adjoint(in, after, dy)};
+        gain = opened.gain(in);
       } else {
         reset = resets_at<kMode>(i);
         read_inputs<kMode>(Cell::map_inputs, i, in);
@@ -478,7 +484,7 @@ struct RowLeaf {
   __device__ __forceinline__ void finish_backward(R& state, R& leave) {
     const R zero = Constant<R>::of(0);
     R gain = entry_gain, after;
-    bool reset = !kIsPlain<kMode> && entry_cut;
+    bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
     char* din_at[P::inputs];
     Index din_step[P::inputs];
 #pragma unroll
@@ -510,9 +516,9 @@ struct RowLeaf {
       } else {
         before = next_state;
       }
-      advance(state, gain, cell.output_adjoint(in, after, dy), reset);
-      gain = cell.gain(in);
-      cell.pullback(in, select(reset_here, zero, before), after, dy, state, din);
+      advance(state, gain, opened.output_adjoint(in, after, dy), reset);
+      gain = opened.gain(in);
+      opened.pullback(in, select(reset_here, zero, before), after, dy, state, din);
       if (is_last) leave = select(reset_here, zero, product(gain, state));
       reset = reset_here;
       if constexpr (kIsPlain<kMode>) after = before;
@@ -532,25 +538,51 @@ struct RowLeaf {
 };
 
 /// Whether a block's elements that are kThreads apart are swizzled alike.
-template <class T>
+template <class P>
 __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
   if (!team.is_block()) return false;
-  // Rows of whole lines: kThreads elements are a multiple of two leaves, or are nowhere swapped.
-  if (g.across_log2 == kBandVectorsLog2) {
-    return kRowBytes<T> != 8 ||
-           (kThreads >> kBandVectorsLog2 >> kRowWidthLog2<T>) % (2 * g.leaf) == 0;
+  return g.across_log2 == P::band_log2 ||
+         kThreads * sizeof(typename P::Type) % (64 * P::vector_bytes) == 0;
+}
+
+/// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
+/// of a row a thread, and a block's rows at a time.
+template <class P>
+__device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0,
+                                            char* slot) {
+  using T = typename P::Type;
+  constexpr int kBytes = P::vector_bytes, kRows = kThreads / P::band_vectors;
+  char* to = slot + static_cast<int>(threadIdx.x) * kBytes;
+  if (s.data == nullptr) {
+#pragma unroll
+    for (int i = 0; i < P::leaf; ++i) {
+      store_vector(to + i * (kThreads * kBytes), typename P::Elements{});
+    }
+    return;
   }
-  return kThreads * sizeof(T) % (64 * kRowBytes<T>) == 0;
+  const int r = static_cast<int>(threadIdx.x) >> P::band_log2;
+  const int c = static_cast<int>(threadIdx.x) & (P::band_vectors - 1);
+  const char* from =
+      s.data +
+      (t.row * s.batch + (t.position + r) * s.time + channel0) * static_cast<Index>(sizeof(T)) +
+      c * kBytes;
+  const Index step_bytes = opaque(s.time * static_cast<Index>(kRows * sizeof(T)));
+#pragma unroll
+  for (int i = 0; i < P::leaf; ++i) {
+    copy_async<kBytes>(to + i * (kThreads * kBytes), from);
+    from = opaque(from + step_bytes);
+  }
 }
 
 /// Copies an array's part of the tile into a slot. Rows that aren't the sequence's and channels
 /// that aren't there are left as they are; an array that isn't there is zero.
-template <class T>
+template <class P>
 __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const Tile& t,
                                            Index channel0, int rows, char* slot, const Team& team) {
+  using T = typename P::Type;
   if (s.data == nullptr) {
     for (int e = team.thread; e < rows << g.across_log2; e += team.threads) {
-      reinterpret_cast<Raw<T, kRowWidth<T>>*>(slot)[e] = {};
+      reinterpret_cast<typename P::Elements*>(slot)[e] = {};
     }
     return;
   }
@@ -561,48 +593,34 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
   const int low = t.low, high = t.high;
   if (s.vector) {
     const int c = static_cast<int>(threadIdx.x) & ((1 << g.across_log2) - 1);
-    if (c * kRowWidth<T> >= rest) return;
+    if (c * P::width >= rest) return;
     int r = team.thread >> g.across_log2;
     const int step = team.threads >> g.across_log2;
-    const char* from = base + c * kRowBytes<T> + r * row_bytes;
+    const char* from = base + c * P::vector_bytes + r * row_bytes;
     // The swizzle of a chunk is that of the chunk `step` rows on: a team has a multiple of 64
-    // threads, and a block's rows are a multiple of two leaves.
-    char* to = slot + row_chunk<T>(g, r, c) * kRowBytes<T>;
+    // threads.
+    char* to = slot + row_chunk<P>(g, r, c) * P::vector_bytes;
     const Index step_bytes = opaque(step * row_bytes);
-    if (low == 0 && high == rows && team.is_block()) {
-      for (int n = 0; n < g.leaf; n += 4) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (n + i < g.leaf) {
-            copy_async<kRowBytes<T>>(to + i * (kThreads * kRowBytes<T>), from);
-            from = opaque(from + step_bytes);
-          }
-        }
-        to += 4 * kThreads * kRowBytes<T>;
-      }
-      return;
-    }
     for (; r < rows; r += step) {
-      if (r >= low && r < high) {
-        copy_async<kRowBytes<T>>(slot + row_chunk<T>(g, r, c) * kRowBytes<T>, from);
-      }
+      if (r >= low && r < high) copy_async<P::vector_bytes>(to, from);
       from += step_bytes;
+      to += team.threads * P::vector_bytes;
     }
     return;
   }
   // A row, or as much of it as there are threads, at a time.
   constexpr int kBytes = static_cast<int>(sizeof(T));
-  const int wide_log2 = g.across_log2 + kRowWidthLog2<T>;
+  const int wide_log2 = g.across_log2 + P::width_log2;
   const int taken = min(team.threads, 1 << wide_log2);
   const int step = team.threads / taken;
   for (int c = team.thread & (taken - 1); c < 1 << wide_log2; c += taken) {
     if (c >= rest) break;
     int r = team.thread / taken;
     const char* from = base + r * row_bytes + c * s.channel * kBytes;
-    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g, team)) {
-      char* to = slot + row_element<T>(g, r, c);
+    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<P>(g, team)) {
+      char* to = slot + row_element<P>(g, r, c);
       const Index step_bytes = opaque(step * row_bytes);
-      const int count = g.leaf << kRowWidthLog2<T>;
+      const int count = g.leaf << P::width_log2;
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         copy_async<kBytes>(to, from);
@@ -614,7 +632,7 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
 #pragma unroll 1
     for (; r < rows; r += step) {
       if (r >= low && r < high) {
-        copy_async<kBytes>(slot + row_element<T>(g, r, c), from);
+        copy_async<kBytes>(slot + row_element<P>(g, r, c), from);
       }
       from += step * row_bytes;
     }
@@ -622,10 +640,11 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
 }
 
 /// Writes a slot's part of the tile to an output.
-template <class T>
+template <class P>
 __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const Tile& t,
                                            Index channel0, int rows, const char* slot,
                                            const Team& team) {
+  using T = typename P::Type;
   const Index row_bytes = s.time * static_cast<Index>(sizeof(T));
   char* base = s.data + t.position * row_bytes +
                (t.row * s.batch + channel0 * s.channel) * static_cast<Index>(sizeof(T));
@@ -634,26 +653,25 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
   if (s.vector) {
     for (int e = team.thread; e < rows << g.across_log2; e += team.threads) {
       const int r = e >> g.across_log2, c = e & ((1 << g.across_log2) - 1);
-      if (r >= low && r < high && c * kRowWidth<T> < rest) {
-        const char* from = slot + row_chunk<T>(g, r, c) * kRowBytes<T>;
-        store_streaming(base + r * row_bytes + c * kRowBytes<T>,
-                        load_vector<T, kRowWidth<T>>(from));
+      if (r >= low && r < high && c * P::width < rest) {
+        const char* from = slot + row_chunk<P>(g, r, c) * P::vector_bytes;
+        store_streaming(base + r * row_bytes + c * P::vector_bytes, load_vector<T, P::width>(from));
       }
     }
     return;
   }
   constexpr int kBytes = static_cast<int>(sizeof(T));
-  const int wide_log2 = g.across_log2 + kRowWidthLog2<T>;
+  const int wide_log2 = g.across_log2 + P::width_log2;
   const int taken = min(team.threads, 1 << wide_log2);
   const int step = team.threads / taken;
   for (int c = team.thread & (taken - 1); c < 1 << wide_log2; c += taken) {
     if (c >= rest) break;
     int r = team.thread / taken;
     char* to = base + r * row_bytes + c * s.channel * kBytes;
-    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<T>(g, team)) {
-      const char* from = slot + row_element<T>(g, r, c);
+    if (low == 0 && high == rows && taken == 1 << wide_log2 && is_periodic<P>(g, team)) {
+      const char* from = slot + row_element<P>(g, r, c);
       const Index step_bytes = opaque(step * row_bytes);
-      const int count = g.leaf << kRowWidthLog2<T>;
+      const int count = g.leaf << P::width_log2;
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
@@ -665,7 +683,7 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
 #pragma unroll 1
     for (; r < rows; r += step) {
       if (r >= low && r < high) {
-        *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(slot + row_element<T>(g, r, c));
+        *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(slot + row_element<P>(g, r, c));
       }
       to += step * row_bytes;
     }
@@ -691,12 +709,12 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     run_rows(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
   using P = RowPass<Cell, kBackward, T>;
   using A = Acc<T>;
-  constexpr int W = kRowWidth<T>;
+  constexpr int W = P::width;
   using R = Lanes<T, W>;
   const A zero = Constant<A>::of(0);
 
   extern __shared__ __align__(128) char slots[];
-  __shared__ RowShared<T> shared;
+  __shared__ RowShared<P> shared;
 
   const Team team(g);
   const int across = 1 << g.across_log2;
@@ -725,15 +743,24 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   const Index channel0 = t.group * width;
   char* const kept = slots + P::staged_bytes(g.leaf);
   A* const maps_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
-  A* const maps_x = maps_a + P::maps(across, width);
-  A* const enter = maps_x + P::maps(across, width) + team.number * width;
-  char* const own_slots = slots + team.number * team.threads * g.leaf * kRowBytes<T>;
+  A* const maps_x = maps_a + P::maps(across);
+  A* const part_a = maps_x + P::maps(across);
+  A* const part_x = part_a + P::parts(across, g.levels);
+  A* const enter = part_x + P::parts(across, g.levels) + team.number * width;
+  char* const own_slots = slots + team.number * team.threads * g.leaf * P::vector_bytes;
 
   // --- stage -----------------------------------------------------------------------------------
-#pragma unroll(P::slots > 3 ? 1 : P::slots)
-  for (int s = 0; s < P::slots; ++s) {
-    stage_rows<T>(staged_array<P>(g, s), g, t, channel0, rows,
-                  own_slots + s * P::slot_bytes(g.leaf), team);
+  if (g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels) {
+#pragma unroll
+    for (int s = 0; s < P::slots; ++s) {
+      stage_whole<P>(staged_array<P>(g, s), t, channel0, slots + s * P::slot_bytes(P::leaf));
+    }
+  } else {
+#pragma unroll 1
+    for (int s = 0; s < P::slots; ++s) {
+      stage_rows<P>(staged_array<P>(g, s), g, t, channel0, rows,
+                    own_slots + s * P::slot_bytes(g.leaf), team);
+    }
   }
   for (int ch = team.thread; ch < width; ch += team.threads) {
     enter[ch] =
@@ -748,16 +775,16 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   }
   await_copies();
   __syncthreads();
-  if constexpr (kBackward) leaf.take_neighbours(false);
-  const RowMode mode = leaf.mode();
-  const bool is_plain = mode != RowMode::general;
+  // Opened inputs are taken once they all are.
+  if constexpr (kBackward && !P::template opens<T>) leaf.take_neighbours(false);
+  RowMode mode = leaf.mode();
 
   // --- states of before, where no array has them -------------------------------------------------
   if constexpr (P::recomputes) {
     Affine<A> map[W];
 #pragma unroll
     for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
-    if (is_plain) {
+    if (mode != RowMode::general) {
       leaf.template map_in_time<RowMode::plain_direct>(map);
     } else {
       leaf.template map_in_time<RowMode::general>(map);
@@ -767,7 +794,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       maps_a[threadIdx.x * W + v] = map[v].a;
       maps_x[threadIdx.x * W + v] = map[v].x;
     }
-    const unsigned cuts = __ballot_sync(kAllLanes, leaf.resets != 0);
+    const unsigned cuts = __ballot_sync(kAllLanes, (leaf.resets & ~leaf.kEntry) != 0);
     if (lane == 0) shared.lane_cuts[block_warp] = cuts;
     const Index step0 = t.step_of(leaf.row(g.leaf - 1), rows, g.reverse);
     const bool has_steps = leaf.valid != 0 && channels > 0;
@@ -778,6 +805,10 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
           has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
     }
     __syncthreads();
+    if constexpr (P::template opens<T>) {
+      leaf.take_neighbours(false);
+      mode = leaf.mode();
+    }
     // The leaves since the checkpoint: what is b earlier in time is b later in the pass.
     for (int b = static_cast<int>(step0 % kLeafSteps) / g.leaf; b > 0; --b) {
       const int thread = static_cast<int>(threadIdx.x) + (b << g.across_log2);
@@ -789,7 +820,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
                   leaf.c_start.lane[v]);
       }
     }
-    if (is_plain) {
+    if (mode != RowMode::general) {
       leaf.template recompute_states<RowMode::plain_direct>();
     } else {
       leaf.template recompute_states<RowMode::general>();
@@ -802,7 +833,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   bool cut = false;
 #pragma unroll
   for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
-  if (is_plain) {
+  if (mode != RowMode::general) {
     leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
   } else {
     leaf.template map_in_pass<RowMode::general>(map, cut);
@@ -810,7 +841,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
 
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.
-  const bool is_wide = across > kBandVectors;
+  const bool is_wide = across > P::band_vectors;
   if (is_wide) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
@@ -871,8 +902,8 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         if (digit_of(t.number, level) <= first) continue;
         for (int ch = lane; ch < width; ch += kWarp) {
           const Segment<A> before = await_group<A>(nodes_of(ch), stride, t.number, level, first);
-          shared.part_a[part * width + ch] = before.map.a;
-          shared.part_x[part * width + ch] = before.map.x;
+          part_a[part * width + ch] = before.map.a;
+          part_x[part * width + ch] = before.map.x;
           if (ch == 0) shared.part_cut[part] = before.cut;
         }
       }
@@ -888,21 +919,23 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       const int at = place * width + column * W + v;
       return {{maps_a[at], maps_x[at]}, shared.leaf_cut[place]};
     };
-    const int within = leaf.place % kBandLeaves, first = leaf.place - within;
+    const int within = leaf.place % P::band_leaves, first = leaf.place - within;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      state.lane[v] = enter[column * W + v];
-      for (int p = 0; p < first; p += kBandLeaves) {
-        state.lane[v] = apply(merge(merge(of_leaf(p, v), of_leaf(p + 1, v)),
-                                    merge(of_leaf(p + 2, v), of_leaf(p + 3, v))),
-                              state.lane[v]);
+      A run = enter[column * W + v];
+      for (int p = 0; p < first; p += P::band_leaves) {
+        Segment<A> band = merge(of_leaf(p, v), of_leaf(p + 1, v));
+        if constexpr (P::band_leaves == 4) {
+          band = merge(band, merge(of_leaf(p + 2, v), of_leaf(p + 3, v)));
+        }
+        run = apply(band, run);
       }
       Segment<A> before{identity<Affine<A>>(), false};
       if (within > 1)
         before = merge(of_leaf(first + within - 2, v), of_leaf(first + within - 1, v));
       if (within == 1) before = of_leaf(first, v);
       if (within == 3) before = merge(of_leaf(first, v), before);
-      state.lane[v] = apply(before, state.lane[v]);
+      state.lane[v] = apply(before, run);
     }
   } else {
     // Before the warp's band, a lane a channel; then before its own leaf.
@@ -915,10 +948,9 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         for (int group = 0; group < kGroups; ++group) {
           if (digit <= group * kAhead) break;
           const int part = level * kGroups + group;
-          run =
-              apply(Segment<A>{{shared.part_a[part * width + ch], shared.part_x[part * width + ch]},
-                               shared.part_cut[part]},
-                    run);
+          run = apply(Segment<A>{{part_a[part * width + ch], part_x[part * width + ch]},
+                                 shared.part_cut[part]},
+                      run);
         }
       }
       for (int b = first_warp; b < block_warp; ++b) run = apply(total(b, ch), run);
@@ -974,49 +1006,67 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     for (int k = 0; k < P::inputs; ++k) {
       if (P::has(P::vectors, k) || g.sum_slot[k] >= 0) continue;
       if (is_staged(g.din[k])) {
-        write_rows<T>(g.din[k], g, t, channel0, rows,
+        write_rows<P>(g.din[k], g, t, channel0, rows,
                       own_slots + P::din_slot(k) * P::slot_bytes(g.leaf), team);
       }
       if (g.lengths != nullptr) pad(g.din[k]);
     }
+    // Two at a time: there is room for the parts of two.
 #pragma unroll
-    for (int k = 0; k < P::inputs; ++k) {
-      if (!P::has(P::summed, k) || g.sum_slot[k] < 0) continue;
-      // The leaves of a band in a fixed tree, then bands in order.
-      for (int by = across; by < kWarp && !is_wide; by *= 2) {
-#pragma unroll
-        for (int v = 0; v < W; ++v)
-          leaf.sum[k].lane[v] = leaf.sum[k].lane[v] + shuffle_xor(leaf.sum[k].lane[v], by);
-      }
+    for (int round = 0; 2 * round < P::count(P::summed); ++round) {
+      const auto is_next = [&](int k) {
+        return P::has(P::summed, k) && P::count(P::summed & ((1u << k) - 1u)) / 2 == round &&
+               g.sum_slot[k] >= 0;
+      };
+      const auto parts_of = [&](int k) {
+        return P::count(P::summed & ((1u << k) - 1u)) % 2 == 0 ? maps_a : maps_x;
+      };
       __syncthreads();
-      if (is_wide || lane < across) {
-        const int part = is_wide ? leaf.place : block_warp;
 #pragma unroll
-        for (int v = 0; v < W; ++v) maps_a[part * width + column * W + v] = leaf.sum[k].lane[v];
+      for (int k = 0; k < P::inputs; ++k) {
+        if (!is_next(k)) continue;
+        // The leaves of a band in a fixed tree, then bands in order.
+        for (int by = across; by < kWarp && !is_wide; by *= 2) {
+#pragma unroll
+          for (int v = 0; v < W; ++v) {
+            leaf.sum[k].lane[v] = leaf.sum[k].lane[v] + shuffle_xor(leaf.sum[k].lane[v], by);
+          }
+        }
+        if (is_wide || lane < across) {
+          const int part = is_wide ? leaf.place : block_warp;
+#pragma unroll
+          for (int v = 0; v < W; ++v) {
+            parts_of(k)[part * width + column * W + v] = leaf.sum[k].lane[v];
+          }
+        }
       }
       __syncthreads();
       if (t.group >= g.groups) continue;
-      A* to = reinterpret_cast<A*>(g.sums) +
-              ((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * width;
-      for (int ch = team.thread; ch < width; ch += team.threads) {
-        A all = zero;
-        if (is_wide) {
-          const auto at = [&](int place) { return maps_a[place * width + ch]; };
-          for (int p = 0; p < leaves; p += kBandLeaves) {
-            all = all + ((at(p) + at(p + 1)) + (at(p + 2) + at(p + 3)));
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (!is_next(k)) continue;
+        A* to = reinterpret_cast<A*>(g.sums) +
+                ((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * width;
+        for (int ch = team.thread; ch < width; ch += team.threads) {
+          A all = zero;
+          const auto at = [&](int part) { return parts_of(k)[part * width + ch]; };
+          if (is_wide) {
+            for (int p = 0; p < leaves; p += P::band_leaves) {
+              A band = at(p) + at(p + 1);
+              if constexpr (P::band_leaves == 4) band = band + (at(p + 2) + at(p + 3));
+              all = all + band;
+            }
+          } else {
+            for (int b = first_warp; b < first_warp + team_warps; ++b) all = all + at(b);
           }
-        } else {
-          for (int b = first_warp; b < first_warp + team_warps; ++b) {
-            all = all + maps_a[b * width + ch];
-          }
+          to[ch] = all;
         }
-        to[ch] = all;
       }
     }
   } else {
     if (is_staged(g.out)) {
       __syncthreads();
-      write_rows<T>(g.out, g, t, channel0, rows, own_slots, team);
+      write_rows<P>(g.out, g, t, channel0, rows, own_slots, team);
     }
     if (g.lengths != nullptr) pad(g.out);
   }

@@ -41,6 +41,13 @@
 #define SCANRNN_ROW_LEAF 8
 #endif
 
+#ifndef SCANRNN_HALF_VECTOR
+#define SCANRNN_HALF_VECTOR 8
+#endif
+#ifndef SCANRNN_HALF_RECOMPUTED_BLOCKS
+#define SCANRNN_HALF_RECOMPUTED_BLOCKS 2
+#endif
+
 /// Steps of a leaf that a cell's code is written out for.
 #ifndef SCANRNN_ROW_UNROLL
 #define SCANRNN_ROW_UNROLL 2
@@ -55,22 +62,24 @@ inline constexpr int kWarps = kThreads / kWarp;
 /// Children of a node of the tree between tiles.
 inline constexpr int kRadixLog2 = 3;
 inline constexpr int kRadix = 1 << kRadixLog2;
+/// Levels of the tree: enough for 8^9 tiles.
+inline constexpr int kMaxLevels = 9;
 
 /// Bytes that a thread moves at once.
 inline constexpr int kVectorBytes = 16;
-/// Such vectors make a line of memory, the least width of a row where there are channels enough.
-inline constexpr int kBandVectorsLog2 = 3;
 
-/// Bytes of a row that a thread moves at once, where channels lie side by side: four channels, but
-/// for the wider types.
-constexpr SCANRNN_HD int row_vector_bytes(std::size_t element_bytes) {
-  return element_bytes == 2 ? 8 : kVectorBytes;
+/// Bytes of a row that a thread moves at once, where channels lie side by side. Cells of the 16-bit
+/// types take four channels a thread: eight of them take too many registers.
+constexpr SCANRNN_HD int row_vector_bytes(bool step_is_input, std::size_t element_bytes) {
+  return element_bytes == 2 && !step_is_input ? SCANRNN_HALF_VECTOR : kVectorBytes;
 }
+/// So many vectors make a line of memory, the least width of a row where there are channels enough.
+constexpr SCANRNN_HD int row_band_log2(int vector_bytes) { return vector_bytes == 8 ? 4 : 3; }
 /// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
 /// more arrays a step reads, the fewer steps fit into shared memory.
-constexpr int row_leaf(int staged_arrays, bool recomputes, std::size_t element_bytes) {
+constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes) {
   if (recomputes) return 4;
-  return (staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * (element_bytes == 2 ? 2 : 1);
+  return (staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes;
 }
 
 /// Leaves where steps lie side by side: steps that a thread runs, for one channel.

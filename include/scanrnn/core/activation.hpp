@@ -52,4 +52,31 @@ SCANRNN_HD R activate(Activation g, const R& v) {
   return activated<Last>(g, v).value;
 }
 
+/// Whether g'(v) can be told from g(v).
+SCANRNN_HD bool is_told_by_value(Activation g) {
+  return g <= Activation::relu || g == Activation::sigmoid;
+}
+/// What takes the place of v so that g(v) and g'(v) are had from it for less: g(v), or still v.
+template <class R>
+SCANRNN_HD R open_activation(Activation g, const R& v) {
+  return is_told_by_value(g) ? activate(g, v) : v;
+}
+/// g(v) and g'(v) from that.
+template <class R>
+SCANRNN_HD Activated<R> opened_activation(Activation g, const R& w) {
+  const R one = Constant<R>::of(1);
+  switch (g) {
+    case Activation::identity:
+      return {w, one};
+    case Activation::tanh:
+      return {w, one - w * w};
+    case Activation::relu:
+      return {w, is_positive(w)};
+    case Activation::sigmoid:
+      return {w, w * (one - w)};
+    default:
+      return activated(g, w);
+  }
+}
+
 }  // namespace scanrnn

@@ -69,6 +69,23 @@ struct PreparedType<Cell, std::void_t<typename Cell::Prepared>> {
 template <class Cell>
 using Prepared = typename PreparedType<Cell>::Type;
 
+/// A cell may also name a type `Opened`, with the same data, for executors that run a step several
+/// times: its `open(in)` turns the inputs in `opened_inputs`, none of them a vector, into what the
+/// members of Opened then find in their place.
+template <class Cell, class = void>
+struct OpenedOf {
+  using Type = Cell;
+};
+template <class Cell>
+struct OpenedOf<Cell, std::void_t<typename Cell::Opened>> {
+  using Type = typename Cell::Opened;
+  static_assert(sizeof(Type) == sizeof(Cell));
+};
+template <class Cell>
+using OpenedType = typename OpenedOf<Cell>::Type;
+template <class Cell>
+inline constexpr bool opens_gates = !std::is_same_v<OpenedType<Cell>, Cell>;
+
 template <class Cell>
 struct CellTraits {
   static constexpr unsigned all_inputs = (1u << Cell::inputs) - 1;

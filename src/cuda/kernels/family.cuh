@@ -15,13 +15,26 @@ PassKernels pass_kernels() {
   using Rows = RowPass<Cell, kBackward, T>;
   using Columns = ColumnPass<Cell, kBackward, T>;
   PassKernels k;
-  k.rows = {reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward>), "rows", Rows::leaf,
-            kWarps, [](int log2, int leaf, int) { return Rows::shared_bytes(1 << log2, leaf); }};
-  k.columns = {reinterpret_cast<const void*>(&run_columns<Cell, T, kBackward>), "columns",
-               Columns::leaf, Columns::warps,
-               [](int, int, int warps) { return warps * Columns::warp_bytes; }};
-  k.serial = {reinterpret_cast<const void*>(&run_serial<Cell, T, kBackward>), "serial", 0, kWarps,
-              [](int, int, int) { return 0; }};
+  k.rows = {reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward>),
+            "rows",
+            Rows::leaf,
+            kWarps,
+            Rows::vector_bytes,
+            [](int log2, int leaf, int, int levels) {
+              return Rows::shared_bytes(1 << log2, leaf, levels);
+            }};
+  k.columns = {reinterpret_cast<const void*>(&run_columns<Cell, T, kBackward>),
+               "columns",
+               Columns::leaf,
+               Columns::warps,
+               kVectorBytes,
+               [](int, int, int warps, int) { return warps * Columns::warp_bytes; }};
+  k.serial = {reinterpret_cast<const void*>(&run_serial<Cell, T, kBackward>),
+              "serial",
+              0,
+              kWarps,
+              kVectorBytes,
+              [](int, int, int, int) { return 0; }};
   return k;
 }
 

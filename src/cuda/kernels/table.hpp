@@ -12,10 +12,11 @@ namespace scanrnn::cuda {
 struct Kernel {
   const void* function = nullptr;
   const char* name = "";
-  int leaf = 0;   ///< steps of a thread; rows: at most
-  int warps = 0;  ///< of a block; columns: at most
+  int leaf = 0;          ///< steps of a thread; rows: at most
+  int warps = 0;         ///< of a block; columns: at most
+  int vector_bytes = 0;  ///< that a thread moves at once
   /// Bytes of shared memory that the launch has to ask for.
-  int (*shared_bytes)(int across_log2, int leaf, int warps) = nullptr;
+  int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
 };
 
 /// One pass of a cell for one dtype.

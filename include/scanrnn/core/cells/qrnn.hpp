@@ -21,7 +21,10 @@
 
 namespace scanrnn {
 
-struct QrnnCell : CellBase {
+/// Opened, gates and candidate are in the place of the inputs that they come from; but for a
+/// candidate whose activation's slope can't be told from its value.
+template <bool kOpened>
+struct Qrnn : CellBase {
   enum Input { kCandidate, kForget, kOutput, kInput };
   static constexpr const char* name = "qrnn";
   static constexpr const char* state = "c";
@@ -31,6 +34,7 @@ struct QrnnCell : CellBase {
   static constexpr unsigned backward_inputs = 0b1111;
   static constexpr unsigned output_inputs = 1u << kOutput;
   static constexpr unsigned optional_inputs = 1u << kInput;
+  static constexpr unsigned opened_inputs = 0b1111;
   static constexpr bool state_is_output = false;
 
   Activation activation = Activation::tanh;
@@ -43,21 +47,29 @@ struct QrnnCell : CellBase {
   void given(unsigned mask) { has_input_gate = (mask >> kInput & 1u) != 0; }
 
   template <class R>
+  SCANRNN_HD void open(R (&in)[inputs]) const {
+    in[kForget] = gain(in);
+    in[kOutput] = output_gate(in);
+    if (has_input_gate) in[kInput] = sigmoid(in[kInput]);
+    in[kCandidate] = open_activation(activation, in[kCandidate]);
+  }
+  template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, input_gate(in, f) * activate(activation, in[kCandidate])};
+    return {f, input_gate(in, f) * candidate(in).value};
   }
   template <class R>
   SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
-    return sigmoid(in[kOutput]) * c;
+    return output_gate(in) * c;
   }
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
+    if constexpr (kOpened) return in[kForget];
     return sigmoid(in[kForget]);
   }
   template <class R>
   SCANRNN_HD R output_adjoint(const R (&in)[inputs], const R&, const R& dh) const {
-    return dh * sigmoid(in[kOutput]);
+    return dh * output_gate(in);
   }
   template <class R>
   SCANRNN_HD void pullback(const R (&in)[inputs], const R& c_prev, const R& c, const R& dh,
@@ -65,8 +77,8 @@ struct QrnnCell : CellBase {
     const R one = Constant<R>::of(1), zero = Constant<R>::of(0);
     const R f = gain(in);
     const R i = input_gate(in, f);
-    const R o = sigmoid(in[kOutput]);
-    const Activated<R> z = activated(activation, in[kCandidate]);
+    const R o = output_gate(in);
+    const Activated<R> z = candidate(in);
     din[kCandidate] = i * z.slope * g;
     din[kForget] = f * (one - f) * (has_input_gate ? c_prev : c_prev - z.value) * g;
     din[kOutput] = o * (one - o) * c * dh;
@@ -76,8 +88,24 @@ struct QrnnCell : CellBase {
  private:
   template <class R>
   SCANRNN_HD R input_gate(const R (&in)[inputs], const R& f) const {
-    return has_input_gate ? sigmoid(in[kInput]) : Constant<R>::of(1) - f;
+    if (!has_input_gate) return Constant<R>::of(1) - f;
+    if constexpr (kOpened) return in[kInput];
+    return sigmoid(in[kInput]);
   }
+  template <class R>
+  SCANRNN_HD R output_gate(const R (&in)[inputs]) const {
+    if constexpr (kOpened) return in[kOutput];
+    return sigmoid(in[kOutput]);
+  }
+  template <class R>
+  SCANRNN_HD Activated<R> candidate(const R (&in)[inputs]) const {
+    if constexpr (kOpened) return opened_activation(activation, in[kCandidate]);
+    return activated(activation, in[kCandidate]);
+  }
+};
+
+struct QrnnCell : Qrnn<false> {
+  using Opened = Qrnn<true>;
 };
 
 }  // namespace scanrnn

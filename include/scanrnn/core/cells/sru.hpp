@@ -19,7 +19,9 @@
 
 namespace scanrnn {
 
-struct SruCell : CellBase {
+/// Opened, in[kForget] and in[kReset] are the gates.
+template <bool kOpened>
+struct Sru : CellBase {
   // Each (B,T,D); the biases (D), broadcast over batch and time.
   enum Input { kU, kForget, kReset, kSkip, kBiasForget, kBiasReset };
   static constexpr const char* name = "sru";
@@ -31,6 +33,7 @@ struct SruCell : CellBase {
   static constexpr unsigned output_inputs = 1u << kReset | 1u << kSkip | 1u << kBiasReset;
   static constexpr unsigned vector_inputs = 1u << kBiasForget | 1u << kBiasReset;
   static constexpr unsigned optional_inputs = vector_inputs | 1u << kSkip;
+  static constexpr unsigned opened_inputs = 1u << kForget | 1u << kReset;
   static constexpr bool state_is_output = false;
 
   Activation activation = Activation::identity;
@@ -40,6 +43,11 @@ struct SruCell : CellBase {
     option("activation", self.activation, Activation::identity, kLast);
   }
 
+  template <class R>
+  SCANRNN_HD void open(R (&in)[inputs]) const {
+    in[kForget] = gain(in);
+    in[kReset] = reset(in);
+  }
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
@@ -52,6 +60,7 @@ struct SruCell : CellBase {
   }
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
+    if constexpr (kOpened) return in[kForget];
     return sigmoid(in[kForget] + in[kBiasForget]);
   }
   template <class R>
@@ -79,8 +88,13 @@ struct SruCell : CellBase {
 
   template <class R>
   SCANRNN_HD R reset(const R (&in)[inputs]) const {
+    if constexpr (kOpened) return in[kReset];
     return sigmoid(in[kReset] + in[kBiasReset]);
   }
+};
+
+struct SruCell : Sru<false> {
+  using Opened = Sru<true>;
 };
 
 }  // namespace scanrnn
