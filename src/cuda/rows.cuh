@@ -19,25 +19,25 @@
 
 namespace scanrnn::cuda {
 
-/// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
-inline constexpr int kMostTeams = kWarps / 2;
-
-/// Threads that share a tile, and which of them this one is.
+/// Threads of a block that share a tile, and which of them this one is.
 struct Team {
   int threads, thread, number;
-  __device__ __forceinline__ explicit Team(const Args& g)
-      : threads(kThreads >> g.teams_log2),
+  __device__ __forceinline__ Team(const Args& g, int block_log2)
+      : threads((1 << block_log2) >> g.teams_log2),
         thread(static_cast<int>(threadIdx.x) & (threads - 1)),
-        number(static_cast<int>(threadIdx.x) / threads) {}
-  __device__ __forceinline__ bool is_block() const { return threads == kThreads; }
+        number(static_cast<int>(threadIdx.x) >> (block_log2 - g.teams_log2)) {}
 };
 
 template <class Cell, bool kBackward, class T>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
+  static constexpr int threads_log2 = row_threads_log2(Cell::step_is_input, kBackward);
+  static constexpr int threads = 1 << threads_log2, warps = threads / kWarp;
+  /// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
+  static constexpr int most_teams = warps / 2;
   /// How a row is cut into vectors.
-  static constexpr int vector_bytes = row_vector_bytes(Cell::step_is_input, sizeof(T));
+  static constexpr int vector_bytes = row_vector_bytes(Cell::step_is_input, kBackward, sizeof(T));
   static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
   static constexpr int width_log2 = width == 8 ? 3 : (width == 4 ? 2 : (width == 2 ? 1 : 0));
   using Elements = Vector<T, width>;
@@ -48,9 +48,10 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, vector_bytes);
+  static constexpr int leaf =
+      row_leaf(Cell::step_is_input, Base::slots, Base::recomputes, vector_bytes);
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
-    return kThreads * leaf_steps * vector_bytes;
+    return threads * leaf_steps * vector_bytes;
   }
   static constexpr SCANRNN_HD int staged_bytes(int leaf_steps) {
     return Base::slots * slot_bytes(leaf_steps);
@@ -59,13 +60,14 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
   /// parts of the time axis that a warp holds; or one for each leaf.
   static constexpr SCANRNN_HD int maps(int across) {
-    const bool by_leaf = Base::recomputes || across > band_vectors;
-    return (by_leaf ? kThreads / across : kWarps) * across * width;
+    return (across > band_vectors ? threads / across : warps) * across * width;
   }
   /// Recomputed states, a leaf's one after the other for each thread.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes ? kThreads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
+    return Base::recomputes ? threads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
   }
+  /// Leaves' maps in the order of time, where states are recomputed.
+  static constexpr SCANRNN_HD int maps_in_time() { return Base::recomputes ? threads * width : 0; }
   /// Parts of what precedes a tile: (levels, groups of children, channels).
   static constexpr SCANRNN_HD int parts(int across, int levels) {
     return levels * kGroups * across * width;
@@ -73,9 +75,10 @@ struct RowPass : Pass<Cell, kBackward> {
   /// What a block is given beside its static part: slots, recomputed states, maps, parts, and the
   /// states that the pass starts from, of a block's only tile or of its teams'.
   static constexpr int shared_bytes(int across, int leaf_steps, int levels) {
-    const int teams = levels > 0 || across > band_vectors ? 1 : kMostTeams;
+    const int teams = levels > 0 || across > band_vectors ? 1 : most_teams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
-           (maps(across) + parts(across, levels)) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
+           (maps(across) + parts(across, levels) + maps_in_time()) *
+               static_cast<int>(sizeof(Affine<Acc<T>>)) +
            teams * across * width * static_cast<int>(sizeof(Acc<T>));
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
@@ -83,9 +86,8 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int blocks() {
     // Eight channels a thread take more registers than three blocks leave.
     if (width == 8 && kBackward) return 2;
-    if (sizeof(T) == 2 && Base::recomputes) return SCANRNN_HALF_RECOMPUTED_BLOCKS;
-    return 224 * 1024 /
-           (staged_bytes(leaf) + states_bytes(leaf) + (Base::recomputes ? 16 : 8) * 1024);
+    const int rest = (Base::recomputes ? 16 : 8) * 1024 * threads / 256;
+    return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
   }
 };
 
@@ -93,12 +95,12 @@ template <class P>
 struct RowShared {
   using A = Acc<typename P::Type>;
   static constexpr int channels = P::band_vectors * P::width;
-  Tile tile[kMostTeams];
-  bool band_cut[kWarps];
-  unsigned lane_cuts[kWarps];                 // a bit a lane
-  bool leaf_cut[kThreads / P::band_vectors];  // where leaves are kept one by one
+  Tile tile[P::most_teams];
+  bool band_cut[P::warps];
+  unsigned lane_cuts[P::warps];                 // a bit a lane
+  bool leaf_cut[P::threads / P::band_vectors];  // where leaves are kept one by one
   bool part_cut[kMaxLevels * kGroups];
-  A band_enter[kWarps][channels];  // the states before each warp's band
+  A band_enter[P::warps][channels];  // the states before each warp's band
 };
 
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
@@ -135,9 +137,9 @@ struct RowLeaf {
   using Opened = typename P::template Opened<T>;
   /// Cells unrolled would not fit into the instruction cache.
   template <RowMode kMode>
-  static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4
-                                       ? 1
-                                       : (Cell::step_is_input ? kLeaf : SCANRNN_ROW_UNROLL);
+  static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4 ? 1
+                                   : Cell::step_is_input            ? kLeaf
+                                                                    : 2;
 
   const Args& g;
   const Tile& t;
@@ -154,7 +156,6 @@ struct RowLeaf {
   int channels;
   unsigned valid = 0;   // bit i: step i is one of the sequence's
   unsigned resets = 0;  // bit i: and the state is dropped before it; backward, kEntry: after step 0
-  int last = -1;        // the last step of the pass, if it is here
   R vector_in[P::inputs];
 
   // Backward.
@@ -205,10 +206,12 @@ struct RowLeaf {
         if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
       }
     }
-    if (valid != 0 && t.is_last()) {
-      const int i = 31 - __clz(static_cast<int>(valid));
-      if (!t.in_sequence(row(i + 1))) last = i;
-    }
+  }
+  /// The last step of the pass, if it is here, else -1.
+  __device__ __forceinline__ int last_step() const {
+    if (!t.is_last() || valid == 0) return -1;
+    const int i = 31 - __clz(static_cast<int>(valid));
+    return t.in_sequence(row(i + 1)) ? -1 : i;
   }
 
   /// Those of steps -1 and g.leaf are the neighbouring leaves' nearest.
@@ -354,7 +357,7 @@ struct RowLeaf {
   }
   /// Where the recomputed state after step i is kept.
   __device__ __forceinline__ R* state_of(int i) const {
-    return reinterpret_cast<R*>(kept) + (i * kThreads + static_cast<int>(threadIdx.x));
+    return reinterpret_cast<R*>(kept) + (i * P::threads + static_cast<int>(threadIdx.x));
   }
   /// From c_start on.
   template <RowMode kMode>
@@ -456,6 +459,7 @@ struct RowLeaf {
  private:
   template <RowMode kMode>
   __device__ __forceinline__ void finish_forward(R& state, R& leave) {
+    const int last = kIsPlain<kMode> ? -1 : last_step();
     char* out_at = address_of(g.out);
     const Index out_step = opaque(step_of(g.out));
 #pragma unroll(kUnrolled<kMode>)
@@ -483,6 +487,7 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void finish_backward(R& state, R& leave) {
     const R zero = Constant<R>::of(0);
+    const int last = kIsPlain<kMode> ? -1 : last_step();
     R gain = entry_gain, after;
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
     char* din_at[P::inputs];
@@ -537,12 +542,12 @@ struct RowLeaf {
   }
 };
 
-/// Whether a block's elements that are kThreads apart are swizzled alike.
+/// Whether a block's elements that are P::threads apart are swizzled alike.
 template <class P>
 __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
-  if (!team.is_block()) return false;
+  if (team.threads != P::threads) return false;
   return g.across_log2 == P::band_log2 ||
-         kThreads * sizeof(typename P::Type) % (64 * P::vector_bytes) == 0;
+         P::threads * sizeof(typename P::Type) % (64 * P::vector_bytes) == 0;
 }
 
 /// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
@@ -551,12 +556,12 @@ template <class P>
 __device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0,
                                             char* slot) {
   using T = typename P::Type;
-  constexpr int kBytes = P::vector_bytes, kRows = kThreads / P::band_vectors;
+  constexpr int kBytes = P::vector_bytes, kRows = P::threads / P::band_vectors;
   char* to = slot + static_cast<int>(threadIdx.x) * kBytes;
   if (s.data == nullptr) {
 #pragma unroll
     for (int i = 0; i < P::leaf; ++i) {
-      store_vector(to + i * (kThreads * kBytes), typename P::Elements{});
+      store_vector(to + i * (P::threads * kBytes), typename P::Elements{});
     }
     return;
   }
@@ -569,7 +574,7 @@ __device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index
   const Index step_bytes = opaque(s.time * static_cast<Index>(kRows * sizeof(T)));
 #pragma unroll
   for (int i = 0; i < P::leaf; ++i) {
-    copy_async<kBytes>(to + i * (kThreads * kBytes), from);
+    copy_async<kBytes>(to + i * (P::threads * kBytes), from);
     from = opaque(from + step_bytes);
   }
 }
@@ -625,7 +630,7 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
       for (int i = 0; i < count; ++i) {
         copy_async<kBytes>(to, from);
         from = opaque(from + step_bytes);
-        to += kThreads * kBytes;
+        to += P::threads * kBytes;
       }
       return;
     }
@@ -675,7 +680,7 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
-        from += kThreads * kBytes;
+        from += P::threads * kBytes;
         to += step_bytes;
       }
       return;
@@ -705,7 +710,8 @@ __device__ __forceinline__ void pad_rows(const Steps& s, const Args& g, const Ti
 }
 
 template <class Cell, class T, bool kBackward>
-__global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks()))
+__global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
+                                  (RowPass<Cell, kBackward, T>::blocks()))
     run_rows(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
   using P = RowPass<Cell, kBackward, T>;
   using A = Acc<T>;
@@ -716,7 +722,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   extern __shared__ __align__(128) char slots[];
   __shared__ RowShared<P> shared;
 
-  const Team team(g);
+  const Team team(g, P::threads_log2);
   const int across = 1 << g.across_log2;
   const int leaves = team.threads >> g.across_log2;
   const int rows = leaves * g.leaf;
@@ -742,7 +748,9 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   const int width = across * W;              // channels of the tile
   const Index channel0 = t.group * width;
   char* const kept = slots + P::staged_bytes(g.leaf);
-  A* const maps_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
+  A* const in_time_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
+  A* const in_time_x = in_time_a + P::maps_in_time();
+  A* const maps_a = in_time_x + P::maps_in_time();
   A* const maps_x = maps_a + P::maps(across);
   A* const part_a = maps_x + P::maps(across);
   A* const part_x = part_a + P::parts(across, g.levels);
@@ -773,6 +781,20 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     leaf.next_state = Constant<R>::of(0);
     leaf.take_neighbours(true);
   }
+  // Recomputed states start from the one before the leaf's earliest step, or from a checkpoint
+  // before it.
+  int since_checkpoint = 0;  // leaves
+  if constexpr (P::recomputes) {
+    const Index step0 = t.step_of(leaf.row(g.leaf - 1), rows, g.reverse);
+    since_checkpoint = static_cast<int>(step0 % kLeafSteps) >> (31 - __clz(g.leaf));
+    const bool has_steps = leaf.valid != 0 && channels > 0;
+    const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
+#pragma unroll
+    for (int v = 0; v < W; ++v) {
+      leaf.c_start.lane[v] =
+          has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
+    }
+  }
   await_copies();
   __syncthreads();
   // Opened inputs are taken once they all are.
@@ -791,32 +813,24 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      maps_a[threadIdx.x * W + v] = map[v].a;
-      maps_x[threadIdx.x * W + v] = map[v].x;
+      in_time_a[threadIdx.x * W + v] = map[v].a;
+      in_time_x[threadIdx.x * W + v] = map[v].x;
     }
     const unsigned cuts = __ballot_sync(kAllLanes, (leaf.resets & ~leaf.kEntry) != 0);
     if (lane == 0) shared.lane_cuts[block_warp] = cuts;
-    const Index step0 = t.step_of(leaf.row(g.leaf - 1), rows, g.reverse);
-    const bool has_steps = leaf.valid != 0 && channels > 0;
-    const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
-#pragma unroll
-    for (int v = 0; v < W; ++v) {
-      leaf.c_start.lane[v] =
-          has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
-    }
     __syncthreads();
     if constexpr (P::template opens<T>) {
       leaf.take_neighbours(false);
       mode = leaf.mode();
     }
     // The leaves since the checkpoint: what is b earlier in time is b later in the pass.
-    for (int b = static_cast<int>(step0 % kLeafSteps) / g.leaf; b > 0; --b) {
+    for (int b = since_checkpoint; b > 0; --b) {
       const int thread = static_cast<int>(threadIdx.x) + (b << g.across_log2);
       const bool cut = (shared.lane_cuts[thread / kWarp] >> (thread % kWarp) & 1u) != 0;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         leaf.c_start.lane[v] =
-            apply(Segment<A>{{maps_a[thread * W + v], maps_x[thread * W + v]}, cut},
+            apply(Segment<A>{{in_time_a[thread * W + v], in_time_x[thread * W + v]}, cut},
                   leaf.c_start.lane[v]);
       }
     }
@@ -825,7 +839,6 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     } else {
       leaf.template recompute_states<RowMode::general>();
     }
-    __syncthreads();
   }
 
   // --- leaves ----------------------------------------------------------------------------------
@@ -882,13 +895,13 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     };
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
-        Segment<A> band[kWarps];  // merged in pairs: the others wait for this
+        Segment<A> band[P::warps];  // merged in pairs: the others wait for this
 #pragma unroll
-        for (int b = 0; b < kWarps; ++b) band[b] = total(b, ch);
+        for (int b = 0; b < P::warps; ++b) band[b] = total(b, ch);
 #pragma unroll
-        for (int by = 1; by < kWarps; by *= 2) {
+        for (int by = 1; by < P::warps; by *= 2) {
 #pragma unroll
-          for (int b = 0; b < kWarps; b += 2 * by) band[b] = merge(band[b], band[b + by]);
+          for (int b = 0; b < P::warps; b += 2 * by) band[b] = merge(band[b], band[b + by]);
         }
         Segment<A> own = band[0];
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
@@ -897,7 +910,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
     } else if (!is_idle) {
-      for (int part = warp - 1; part < g.levels * kGroups; part += kWarps - 1) {
+      for (int part = warp - 1; part < g.levels * kGroups; part += P::warps - 1) {
         const int level = part / kGroups, first = part % kGroups * kAhead;
         if (digit_of(t.number, level) <= first) continue;
         for (int ch = lane; ch < width; ch += kWarp) {
@@ -975,8 +988,6 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
   }
   R leave = Constant<R>::of(0);
-  // A sequence without steps ends as it began.
-  const bool is_empty = t.length == 0 && t.number == 0 && leaf.place == 0;
   if (mode == RowMode::plain_direct) {
     leaf.template finish<RowMode::plain_direct>(state, leave);
   } else if (mode == RowMode::plain_staged) {
@@ -984,10 +995,12 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   } else {
     leaf.template finish<RowMode::general>(state, leave);
   }
-  if (is_empty || leaf.last >= 0) {
+  const bool is_end = leaf.last_step() >= 0;
+  // A sequence without steps ends as it began.
+  if (is_end || (t.length == 0 && t.number == 0 && leaf.place == 0)) {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      const A end = leaf.last >= 0 ? leave.lane[v] : state.lane[v];
+      const A end = is_end ? leave.lane[v] : state.lane[v];
       if (v < channels) store_state<T>(g.leave, t.sequence, leaf.channel + v, end);
     }
   }

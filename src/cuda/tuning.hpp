@@ -41,22 +41,21 @@
 #define SCANRNN_ROW_LEAF 8
 #endif
 
-#ifndef SCANRNN_HALF_VECTOR
-#define SCANRNN_HALF_VECTOR 8
+#ifndef SCANRNN_CELL_THREADS_LOG2
+#define SCANRNN_CELL_THREADS_LOG2 8
 #endif
-#ifndef SCANRNN_HALF_RECOMPUTED_BLOCKS
-#define SCANRNN_HALF_RECOMPUTED_BLOCKS 2
+#ifndef SCANRNN_CELL_FORWARD_LOG2
+#define SCANRNN_CELL_FORWARD_LOG2 8
 #endif
-
-/// Steps of a leaf that a cell's code is written out for.
-#ifndef SCANRNN_ROW_UNROLL
-#define SCANRNN_ROW_UNROLL 2
+#ifndef SCANRNN_CELL_LEAF
+#define SCANRNN_CELL_LEAF 8
 #endif
 
 namespace scanrnn::cuda {
 
 inline constexpr int kWarp = 32;
 inline constexpr int kThreads = SCANRNN_CUDA_BLOCK;
+inline constexpr int kThreadsLog2 = kThreads == 128 ? 7 : (kThreads == 256 ? 8 : 9);
 inline constexpr int kWarps = kThreads / kWarp;
 
 /// Children of a node of the tree between tiles.
@@ -68,17 +67,24 @@ inline constexpr int kMaxLevels = 9;
 /// Bytes that a thread moves at once.
 inline constexpr int kVectorBytes = 16;
 
-/// Bytes of a row that a thread moves at once, where channels lie side by side. Cells of the 16-bit
-/// types take four channels a thread: eight of them take too many registers.
-constexpr SCANRNN_HD int row_vector_bytes(bool step_is_input, std::size_t element_bytes) {
-  return element_bytes == 2 && !step_is_input ? SCANRNN_HALF_VECTOR : kVectorBytes;
+/// Bytes of a row that a thread moves at once, where channels lie side by side. Backward, cells of
+/// the 16-bit types take four channels a thread: eight of them take too many registers.
+constexpr SCANRNN_HD int row_vector_bytes(bool step_is_input, bool backward,
+                                          std::size_t element_bytes) {
+  return element_bytes == 2 && backward && !step_is_input ? 8 : kVectorBytes;
+}
+/// Threads of a block there.
+constexpr SCANRNN_HD int row_threads_log2(bool step_is_input, bool backward) {
+  if (step_is_input) return kThreadsLog2;
+  return backward ? SCANRNN_CELL_THREADS_LOG2 : SCANRNN_CELL_FORWARD_LOG2;
 }
 /// So many vectors make a line of memory, the least width of a row where there are channels enough.
 constexpr SCANRNN_HD int row_band_log2(int vector_bytes) { return vector_bytes == 8 ? 4 : 3; }
 /// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
 /// more arrays a step reads, the fewer steps fit into shared memory.
-constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes) {
+constexpr int row_leaf(bool step_is_input, int staged_arrays, bool recomputes, int vector_bytes) {
   if (recomputes) return 4;
+  if (!step_is_input && staged_arrays == 3) return SCANRNN_CELL_LEAF;
   return (staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes;
 }
 

@@ -39,12 +39,15 @@ struct GilrCell : CellBase {
 
   Gate gate = Gate::forget;
   Activation activation = Activation::tanh;
+  bool has_bound = false;
 
   template <class Self, class Option>
   static void options(Self& self, Option&& option) {
     option("gate", self.gate, Gate::forget, Gate::update);
     option("activation", self.activation, Activation::identity, Activation::positive);
   }
+
+  void given(unsigned mask) { has_bound = (mask >> kBound & 1u) != 0; }
 
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
@@ -58,7 +61,7 @@ struct GilrCell : CellBase {
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
     const R p = opening(in);
-    return fma(in[kBound], Constant<R>::of(1) - p, p);
+    return bounded(in, p, Constant<R>::of(1) - p);
   }
   template <class R>
   SCANRNN_HD R output_adjoint(const R (&)[inputs], const R&, const R& dh) const {
@@ -70,7 +73,7 @@ struct GilrCell : CellBase {
     const R one = Constant<R>::of(1);
     const R p = opening(in);
     const R shut = one - p;
-    const R f = fma(in[kBound], shut, p);
+    const R f = bounded(in, p, shut);
     const Activated<R> z = activated(activation, in[kCandidate]);
     din[kBound] = shut * (h_prev - z.value) * g;
     din[kGate] = signed_gate((one - in[kBound]) * p) * din[kBound];
@@ -81,6 +84,11 @@ struct GilrCell : CellBase {
   template <class R>
   SCANRNN_HD R signed_gate(const R& v) const {
     return gate == Gate::update ? -v : v;
+  }
+  template <class R>
+  SCANRNN_HD R bounded(const R (&in)[inputs], const R& p, const R& shut) const {
+    if (!has_bound) return p;
+    return fma(in[kBound], shut, p);
   }
   template <class R>
   SCANRNN_HD R opening(const R (&in)[inputs]) const {
