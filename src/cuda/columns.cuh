@@ -244,15 +244,15 @@ struct ColumnLeaf {
   __device__ __forceinline__ void read(int slot, int i, R& to) const {
     R in_memory;
     widen<T>(load_vector<T>(vector_of<kMode>(slot, i)), in_memory.lane);
-    to = in_time<kMode>(in_memory);
+    to = in_order<kMode>(in_memory);
   }
   template <ColumnMode kMode>
   __device__ __forceinline__ void write(int slot, int i, const R& value) const {
-    store_vector(vector_of<kMode>(slot, i), narrow<T>(in_time<kMode>(value).lane));
+    store_vector(vector_of<kMode>(slot, i), narrow<T>(in_order<kMode>(value).lane));
   }
   /// From the order in memory to that of the pass, or back.
   template <ColumnMode kMode>
-  __device__ __forceinline__ R in_time(const R& r) const {
+  __device__ __forceinline__ R in_order(const R& r) const {
     R turned;
 #pragma unroll
     for (int v = 0; v < W; ++v) turned.lane[v] = goes_up<kMode>() ? r.lane[v] : r.lane[W - 1 - v];
@@ -320,7 +320,7 @@ struct ColumnLeaf {
   }
   template <ColumnMode kMode>
   __device__ __forceinline__ void map_in_time(Affine<A>& map) const {
-    each_step_in_time<kMode>([&](int, const Affine<A>& step, bool reset) {
+    each_step_in_order<kMode>([&](int, const Affine<A>& step, bool reset) {
       map.x = reset ? step.x : fma(step.a, map.x, step.x);
       map.a = product(map.a, step.a);
     });
@@ -328,7 +328,7 @@ struct ColumnLeaf {
   template <ColumnMode kMode>
   __device__ __forceinline__ void recompute_states(A run) const {
     own_states[0] = run;
-    each_step_in_time<kMode>([&](int i, const Affine<A>& step, bool reset) {
+    each_step_in_order<kMode>([&](int i, const Affine<A>& step, bool reset) {
       run = reset ? step.x : fma(step.a, run, step.x);
       own_states[kLeaf - i] = run;
     });

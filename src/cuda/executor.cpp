@@ -235,8 +235,6 @@ Plan make_plan(const Problem& p, int device) {
     kernel = &kernels.rows;
     plan.prepared = &prepared.rows;
     g.leaf = kernel->leaf;
-    warps = kernel->warps;
-    const int threads = warps * kWarp;
     const int band_log2 = row_band_log2(kernel->vector_bytes);
     const int band_leaves_log2 = log2_at_least(kWarp) - band_log2;
     while (g.leaf > 1 && kernel->shared_bytes(band_log2, g.leaf, warps, kMaxLevels) + fixed_shared >
@@ -248,14 +246,14 @@ Plan make_plan(const Problem& p, int device) {
     if (!packed) {
       // Sequences shorter than a tile leave threads over, which take more channels.
       const int needed = log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf)));
-      const int spare = log2_at_least(threads) - std::max(needed, band_leaves_log2);
+      const int spare = log2_at_least(kThreads) - std::max(needed, band_leaves_log2);
       if (spare > band_log2) g.across_log2 = std::min(spare, all);
       // What is left over then takes other sequences, two warps at least each.
       if (g.across_log2 <= band_log2) {
-        g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(warps) - 1);
+        g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(kWarps) - 1);
       }
     }
-    rows = (threads >> g.across_log2 >> g.teams_log2) * g.leaf;
+    rows = (kThreads >> g.across_log2 >> g.teams_log2) * g.leaf;
     lanes = width << g.across_log2;
   } else if (plan.way == Way::columns) {
     kernel = &kernels.columns;

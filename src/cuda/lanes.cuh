@@ -33,9 +33,6 @@ struct Lanes {
   Acc<T> lane[N];
 };
 
-template <class T>
-inline constexpr bool kIsHalf = sizeof(T) == 2;
-
 /// f(v) for every lane v.
 template <class T, int N, class F>
 SCANRNN_HD Lanes<T, N> each_lane(F&& f) {

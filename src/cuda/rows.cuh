@@ -19,23 +19,23 @@
 
 namespace scanrnn::cuda {
 
-/// Threads of a block that share a tile, and which of them this one is.
+/// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
+inline constexpr int kMostTeams = kWarps / 2;
+
+/// Threads that share a tile, and which of them this one is.
 struct Team {
   int threads, thread, number;
-  __device__ __forceinline__ Team(const Args& g, int block_log2)
-      : threads((1 << block_log2) >> g.teams_log2),
+  __device__ __forceinline__ explicit Team(const Args& g)
+      : threads(kThreads >> g.teams_log2),
         thread(static_cast<int>(threadIdx.x) & (threads - 1)),
-        number(static_cast<int>(threadIdx.x) >> (block_log2 - g.teams_log2)) {}
+        number(static_cast<int>(threadIdx.x) >> (kThreadsLog2 - g.teams_log2)) {}
+  __device__ __forceinline__ bool is_block() const { return threads == kThreads; }
 };
 
 template <class Cell, bool kBackward, class T>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
-  static constexpr int threads_log2 = row_threads_log2(Cell::step_is_input, kBackward);
-  static constexpr int threads = 1 << threads_log2, warps = threads / kWarp;
-  /// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
-  static constexpr int most_teams = warps / 2;
   /// How a row is cut into vectors.
   static constexpr int vector_bytes = row_vector_bytes(Cell::step_is_input, kBackward, sizeof(T));
   static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
@@ -48,10 +48,9 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf =
-      row_leaf(Cell::step_is_input, Base::slots, Base::recomputes, vector_bytes);
+  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, vector_bytes);
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
-    return threads * leaf_steps * vector_bytes;
+    return kThreads * leaf_steps * vector_bytes;
   }
   static constexpr SCANRNN_HD int staged_bytes(int leaf_steps) {
     return Base::slots * slot_bytes(leaf_steps);
@@ -60,14 +59,14 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
   /// parts of the time axis that a warp holds; or one for each leaf.
   static constexpr SCANRNN_HD int maps(int across) {
-    return (across > band_vectors ? threads / across : warps) * across * width;
+    return (across > band_vectors ? kThreads / across : kWarps) * across * width;
   }
   /// Recomputed states, a leaf's one after the other for each thread.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes ? threads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
+    return Base::recomputes ? kThreads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
   }
   /// Leaves' maps in the order of time, where states are recomputed.
-  static constexpr SCANRNN_HD int maps_in_time() { return Base::recomputes ? threads * width : 0; }
+  static constexpr SCANRNN_HD int maps_in_time() { return Base::recomputes ? kThreads * width : 0; }
   /// Parts of what precedes a tile: (levels, groups of children, channels).
   static constexpr SCANRNN_HD int parts(int across, int levels) {
     return levels * kGroups * across * width;
@@ -75,7 +74,7 @@ struct RowPass : Pass<Cell, kBackward> {
   /// What a block is given beside its static part: slots, recomputed states, maps, parts, and the
   /// states that the pass starts from, of a block's only tile or of its teams'.
   static constexpr int shared_bytes(int across, int leaf_steps, int levels) {
-    const int teams = levels > 0 || across > band_vectors ? 1 : most_teams;
+    const int teams = levels > 0 || across > band_vectors ? 1 : kMostTeams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
            (maps(across) + parts(across, levels) + maps_in_time()) *
                static_cast<int>(sizeof(Affine<Acc<T>>)) +
@@ -86,7 +85,7 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int blocks() {
     // Eight channels a thread take more registers than three blocks leave.
     if (width == 8 && kBackward) return 2;
-    const int rest = (Base::recomputes ? 16 : 8) * 1024 * threads / 256;
+    const int rest = (Base::recomputes ? 16 : 8) * 1024;
     return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
   }
 };
@@ -95,12 +94,12 @@ template <class P>
 struct RowShared {
   using A = Acc<typename P::Type>;
   static constexpr int channels = P::band_vectors * P::width;
-  Tile tile[P::most_teams];
-  bool band_cut[P::warps];
-  unsigned lane_cuts[P::warps];                 // a bit a lane
-  bool leaf_cut[P::threads / P::band_vectors];  // where leaves are kept one by one
+  Tile tile[kMostTeams];
+  bool band_cut[kWarps];
+  unsigned lane_cuts[kWarps];                 // a bit a lane
+  bool leaf_cut[kThreads / P::band_vectors];  // where leaves are kept one by one
   bool part_cut[kMaxLevels * kGroups];
-  A band_enter[P::warps][channels];  // the states before each warp's band
+  A band_enter[kWarps][channels];  // the states before each warp's band
 };
 
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
@@ -357,7 +356,7 @@ struct RowLeaf {
   }
   /// Where the recomputed state after step i is kept.
   __device__ __forceinline__ R* state_of(int i) const {
-    return reinterpret_cast<R*>(kept) + (i * P::threads + static_cast<int>(threadIdx.x));
+    return reinterpret_cast<R*>(kept) + (i * kThreads + static_cast<int>(threadIdx.x));
   }
   /// From c_start on.
   template <RowMode kMode>
@@ -542,12 +541,12 @@ struct RowLeaf {
   }
 };
 
-/// Whether a block's elements that are P::threads apart are swizzled alike.
+/// Whether a block's elements that are kThreads apart are swizzled alike.
 template <class P>
 __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
-  if (team.threads != P::threads) return false;
+  if (!team.is_block()) return false;
   return g.across_log2 == P::band_log2 ||
-         P::threads * sizeof(typename P::Type) % (64 * P::vector_bytes) == 0;
+         kThreads * sizeof(typename P::Type) % (64 * P::vector_bytes) == 0;
 }
 
 /// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
@@ -556,12 +555,12 @@ template <class P>
 __device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0,
                                             char* slot) {
   using T = typename P::Type;
-  constexpr int kBytes = P::vector_bytes, kRows = P::threads / P::band_vectors;
+  constexpr int kBytes = P::vector_bytes, kRows = kThreads / P::band_vectors;
   char* to = slot + static_cast<int>(threadIdx.x) * kBytes;
   if (s.data == nullptr) {
 #pragma unroll
     for (int i = 0; i < P::leaf; ++i) {
-      store_vector(to + i * (P::threads * kBytes), typename P::Elements{});
+      store_vector(to + i * (kThreads * kBytes), typename P::Elements{});
     }
     return;
   }
@@ -574,7 +573,7 @@ __device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index
   const Index step_bytes = opaque(s.time * static_cast<Index>(kRows * sizeof(T)));
 #pragma unroll
   for (int i = 0; i < P::leaf; ++i) {
-    copy_async<kBytes>(to + i * (P::threads * kBytes), from);
+    copy_async<kBytes>(to + i * (kThreads * kBytes), from);
     from = opaque(from + step_bytes);
   }
 }
@@ -630,7 +629,7 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
       for (int i = 0; i < count; ++i) {
         copy_async<kBytes>(to, from);
         from = opaque(from + step_bytes);
-        to += P::threads * kBytes;
+        to += kThreads * kBytes;
       }
       return;
     }
@@ -680,7 +679,7 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
-        from += P::threads * kBytes;
+        from += kThreads * kBytes;
         to += step_bytes;
       }
       return;
@@ -710,8 +709,7 @@ __device__ __forceinline__ void pad_rows(const Steps& s, const Args& g, const Ti
 }
 
 template <class Cell, class T, bool kBackward>
-__global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
-                                  (RowPass<Cell, kBackward, T>::blocks()))
+__global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks()))
     run_rows(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
   using P = RowPass<Cell, kBackward, T>;
   using A = Acc<T>;
@@ -722,7 +720,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
   extern __shared__ __align__(128) char slots[];
   __shared__ RowShared<P> shared;
 
-  const Team team(g, P::threads_log2);
+  const Team team(g);
   const int across = 1 << g.across_log2;
   const int leaves = team.threads >> g.across_log2;
   const int rows = leaves * g.leaf;
@@ -895,13 +893,13 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     };
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
-        Segment<A> band[P::warps];  // merged in pairs: the others wait for this
+        Segment<A> band[kWarps];  // merged in pairs: the others wait for this
 #pragma unroll
-        for (int b = 0; b < P::warps; ++b) band[b] = total(b, ch);
+        for (int b = 0; b < kWarps; ++b) band[b] = total(b, ch);
 #pragma unroll
-        for (int by = 1; by < P::warps; by *= 2) {
+        for (int by = 1; by < kWarps; by *= 2) {
 #pragma unroll
-          for (int b = 0; b < P::warps; b += 2 * by) band[b] = merge(band[b], band[b + by]);
+          for (int b = 0; b < kWarps; b += 2 * by) band[b] = merge(band[b], band[b + by]);
         }
         Segment<A> own = band[0];
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
@@ -910,7 +908,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
     } else if (!is_idle) {
-      for (int part = warp - 1; part < g.levels * kGroups; part += P::warps - 1) {
+      for (int part = warp - 1; part < g.levels * kGroups; part += kWarps - 1) {
         const int level = part / kGroups, first = part % kGroups * kAhead;
         if (digit_of(t.number, level) <= first) continue;
         for (int ch = lane; ch < width; ch += kWarp) {

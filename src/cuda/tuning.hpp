@@ -41,16 +41,6 @@
 #define SCANRNN_ROW_LEAF 8
 #endif
 
-#ifndef SCANRNN_CELL_THREADS_LOG2
-#define SCANRNN_CELL_THREADS_LOG2 8
-#endif
-#ifndef SCANRNN_CELL_FORWARD_LOG2
-#define SCANRNN_CELL_FORWARD_LOG2 8
-#endif
-#ifndef SCANRNN_CELL_LEAF
-#define SCANRNN_CELL_LEAF 8
-#endif
-
 namespace scanrnn::cuda {
 
 inline constexpr int kWarp = 32;
@@ -73,18 +63,12 @@ constexpr SCANRNN_HD int row_vector_bytes(bool step_is_input, bool backward,
                                           std::size_t element_bytes) {
   return element_bytes == 2 && backward && !step_is_input ? 8 : kVectorBytes;
 }
-/// Threads of a block there.
-constexpr SCANRNN_HD int row_threads_log2(bool step_is_input, bool backward) {
-  if (step_is_input) return kThreadsLog2;
-  return backward ? SCANRNN_CELL_THREADS_LOG2 : SCANRNN_CELL_FORWARD_LOG2;
-}
 /// So many vectors make a line of memory, the least width of a row where there are channels enough.
 constexpr SCANRNN_HD int row_band_log2(int vector_bytes) { return vector_bytes == 8 ? 4 : 3; }
 /// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
 /// more arrays a step reads, the fewer steps fit into shared memory.
-constexpr int row_leaf(bool step_is_input, int staged_arrays, bool recomputes, int vector_bytes) {
+constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes) {
   if (recomputes) return 4;
-  if (!step_is_input && staged_arrays == 3) return SCANRNN_CELL_LEAF;
   return (staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes;
 }
 

@@ -18,7 +18,7 @@ PassKernels pass_kernels() {
   k.rows = {reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward>),
             "rows",
             Rows::leaf,
-            Rows::warps,
+            kWarps,
             Rows::vector_bytes,
             [](int log2, int leaf, int, int levels) {
               return Rows::shared_bytes(1 << log2, leaf, levels);
