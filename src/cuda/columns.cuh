@@ -320,7 +320,7 @@ struct ColumnLeaf {
   }
   template <ColumnMode kMode>
   __device__ __forceinline__ void map_in_time(Affine<A>& map) const {
-    each_step_in_order<kMode>([&](int, const Affine<A>& step, bool reset) {
+    each_step_in_time<kMode>([&](int, const Affine<A>& step, bool reset) {
       map.x = reset ? step.x : fma(step.a, map.x, step.x);
       map.a = product(map.a, step.a);
     });
@@ -328,7 +328,7 @@ struct ColumnLeaf {
   template <ColumnMode kMode>
   __device__ __forceinline__ void recompute_states(A run) const {
     own_states[0] = run;
-    each_step_in_order<kMode>([&](int i, const Affine<A>& step, bool reset) {
+    each_step_in_time<kMode>([&](int i, const Affine<A>& step, bool reset) {
       run = reset ? step.x : fma(step.a, run, step.x);
       own_states[kLeaf - i] = run;
     });

@@ -42,17 +42,31 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) reduce(const __grid_constan
   const Index out_t = block % r.out_steps, out_b = block / r.out_steps;
 
   const bool over_rows = r.out_rows == 1, over_steps = r.out_steps == 1;
-  const Index steps = over_steps ? r.steps : 1;
-  const Index count = (over_rows ? r.rows : 1) * steps;
-  const Index first = ((over_rows ? 0 : out_b) * r.steps + (over_steps ? 0 : out_t)) * r.pitch;
   const Index row_pitch = r.steps * r.pitch;
-  const A* from = reinterpret_cast<const A*>(r.from) + first;
+  const Index count = (over_rows ? r.rows : 1) * (over_steps ? r.steps : 1);
+  const A* from = reinterpret_cast<const A*>(r.from) + (over_rows ? 0 : out_b) * row_pitch +
+                  (over_steps ? 0 : out_t) * r.pitch;
+  // What is summed lies in equal distances, rows after one another too.
+  const Index apart = over_steps ? r.pitch : row_pitch;
 
   Sum total = Constant<Sum>::of(0);
-  const Index channels = r.channels < d0 + kWarp || over_channels ? r.channels : d0 + kWarp;
-  for (Index i = warp; i < count; i += warps) {
-    const A* at = from + i / steps * row_pitch + i % steps * r.pitch;
-    for (Index d = d0 + lane; d < channels; d += kWarp) total = total + W::of(at[d]);
+  if (over_channels) {
+    for (Index i = warp; i < count; i += warps) {
+      for (Index d = lane; d < r.channels; d += kWarp) total = total + W::of(from[i * apart + d]);
+    }
+  } else if (d0 + lane < r.channels) {
+    constexpr int kAtOnce = 8;  // on their way: one after the other took 37 us for 512 tiles
+    const A* at = from + warp * apart + d0 + lane;
+    Index i = warp;
+    for (; i + (kAtOnce - 1) * warps < count; i += kAtOnce * warps) {
+      A some[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) some[j] = at[j * warps * apart];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) total = total + W::of(some[j]);
+      at += kAtOnce * warps * apart;
+    }
+    for (; i < count; i += warps, at += warps * apart) total = total + W::of(*at);
   }
   if (over_channels) {
     for (int by = kWarp / 2; by > 0; by /= 2) total = total + shuffle_xor(total, by);

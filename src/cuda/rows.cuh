@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel for arrays whose channels lie side by side, one launch for a whole pass.
 //
-// A block takes a tile: all rows (steps) of `across` vectors of channels, of 16 bytes or, for the
-// 16-bit types, 8. It
+// A block takes a tile: all rows (steps) of `across` vectors of channels, of 16 bytes or 8. It
 //   1. stages the tile's arrays in shared memory, asynchronously, a vector a thread at a time;
 //   2. runs the leaves: a thread has up to sixteen steps of one vector of channels and keeps
 //      their map;
@@ -10,6 +9,7 @@
 //      publishes the tile's node, the others meanwhile fetch what precedes the tile, a warp a level
 //      of the tree (tree.cuh);
 //   4. finishes: every thread runs its leaf again from the state before it and writes the outputs.
+// What the first run of a step has computed is kept in the slots for the next ones (pass.cuh).
 // Several blocks share a multiprocessor, so one's loads hide another's waiting. Sequences that are
 // far shorter than a tile share a block: its teams of warps take one each.
 #pragma once
@@ -83,7 +83,7 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
   static constexpr int blocks() {
-    // Eight channels a thread take more registers than three blocks leave.
+    // Backward, eight channels a thread take more registers than three blocks leave.
     if (width == 8 && kBackward) return 2;
     const int rest = (Base::recomputes ? 16 : 8) * 1024;
     return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);

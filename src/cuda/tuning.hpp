@@ -25,6 +25,31 @@
 // Blocks that stay and take their next ticket while they write changed nothing, nor did a quarter
 // fewer instructions. So the next thing to try is more bytes, not fewer instructions: registers and
 // shared memory at once.
+//
+// Cells were another matter, bound by instructions: 110 to 310 an element where memory leaves time
+// for 80 to 250 at full issue (a scheduler issues 0.5 to 0.6 a cycle). Shares at 16,4096,512,
+// float32:
+//
+//                                                   gilr fwd, bwd   sru fwd, bwd   rg_lru fwd, bwd
+//   a channel at a time, expf, tanhf, divisions       0.47, 0.64      0.72, 0.48      0.19, 0.43
+//   four channels at a time (lanes.cuh), the
+//   machine's functions, steps kept, prepared         0.79, 0.63      0.81, 0.51      0.71, 0.54
+//   regular tiles staged without a test, gates
+//   opened once                                       0.82, 0.68      0.88, 0.58      0.75, 0.57
+//   no division of indices, checkpoints read early    0.82, 0.71      0.87, 0.63      0.74, 0.58
+//
+// The choice of an activation alone, made for every element, had filled the instruction cache and
+// left nothing to run while an exponential waits. What made no difference or lost: blocks of 128
+// threads (backward 0.60 for sru, forward at 1,65536,512 0.71 instead of 0.78), leaves of four
+// steps where three arrays are staged (0.69 instead of 0.72 at 1,65536,512), loops written out
+// once, twice or four times. Backward is now bound by what is on its way: five slots of 16 KB leave
+// two blocks a multiprocessor, 16 warps, which issue 0.45 a cycle and wait at barriers and for data
+// a third of their time.
+//
+// The 16-bit types have half the time for an element, and no slot wide enough to keep a step in:
+// gates are computed twice. Forward eight channels a thread are best (gilr 0.52, four 0.47),
+// backward four (gilr 0.50, eight 0.45; sru 0.31 in three blocks with spills, 0.27 in two without,
+// eight channels 0.23). The scan takes eight in both (0.79, four 0.55).
 #pragma once
 
 #include <cstddef>
