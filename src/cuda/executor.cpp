@@ -226,6 +226,15 @@ Plan make_plan(const Problem& p, int device) {
   Index lanes = 1;                    // channels of a tile
   int warps = kWarps;
   const Kernel* kernel = &kernels.serial;
+  // States are recomputed from checkpoints, so that tiles have to start at one.
+  const int band_log2 = row_band_log2(kernels.rows.vector_bytes);
+  const int least_leaf =
+      p.backward && !p.state_is_output ? std::max(1, (kLeafSteps << band_log2) / kThreads) : 1;
+  if (plan.way == Way::rows &&
+      kernels.rows.shared_bytes(band_log2, least_leaf, warps, kMaxLevels) + fixed_shared >
+          most_shared) {
+    plan.way = Way::serial;
+  }
   // One leaf is one thread's work: without the tree around it, it gives the same bits sooner.
   const int leaf = (plan.way == Way::rows ? kernels.rows : kernels.columns).leaf;
   if (!packed && p.time <= leaf && forced == nullptr) {
@@ -235,7 +244,6 @@ Plan make_plan(const Problem& p, int device) {
     kernel = &kernels.rows;
     plan.prepared = &prepared.rows;
     g.leaf = kernel->leaf;
-    const int band_log2 = row_band_log2(kernel->vector_bytes);
     const int band_leaves_log2 = log2_at_least(kWarp) - band_log2;
     while (g.leaf > 1 && kernel->shared_bytes(band_log2, g.leaf, warps, kMaxLevels) + fixed_shared >
                              most_shared) {
@@ -373,7 +381,6 @@ Plan make_plan(const Problem& p, int device) {
     }
   }
   // The kernels' fast ways out: whole lines straight from registers.
-  const int band_log2 = row_band_log2(static_cast<int>(vector_bytes));
   g.is_direct = plan.way == Way::rows && g.across_log2 >= band_log2;
   g.is_regular = plan.way == Way::rows && g.across_log2 == band_log2 && g.teams_log2 == 0 &&
                  g.leaf == kernel->leaf;
