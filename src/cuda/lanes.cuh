@@ -140,7 +140,7 @@ struct Functions<Half> : HalfFunctions {};
 template <>
 struct Functions<BFloat16> : HalfFunctions {
 #if __CUDA_ARCH__ >= 750
-  /// The machine's, to 2^-11: an eighth of a unit in the last place.
+  /// The machine's, to 2^-11, an eighth of a unit in the last place (2^-15 on an H200).
   static __device__ __forceinline__ float tanh(float v) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(v));

@@ -51,9 +51,10 @@ SCANRNN_HD Complex<T> select(const Mask& mask, const Complex<T>& yes, const Comp
 }
 
 #if defined(__CUDA_ARCH__)
-// float on the device, from the machine's powers of two, reciprocals and roots, which are off by
-// two units in the last place at most and make subnormal results 0. No branches: several channels
-// of a thread are computed at once.
+// float on the device, from the machine's powers of two, reciprocals and roots, which make
+// subnormal results 0. No branches: several channels of a thread are computed at once. On an H200,
+// over all ranges, exponentials are off by 2.4 units in the last place at most (4 at -87), what is
+// a unit less by 1.7, sigmoid by 4 (6 at -84) and tanh by 1.8.
 namespace device {
 
 __device__ __forceinline__ float power_of_2(float v) {
@@ -81,8 +82,8 @@ __device__ __forceinline__ float minimum(float p, float q) {
 #endif
 }
 /// exp(v) for v < 128 log(2). The exponent v log2(e) is rounded down, so that what its rounding has
-/// lost is a number in [0, 1): a saturated one, which is 0 where v is infinite. `log2_e` is that
-/// constant rounded towards 0 for accuracy above 0, away from it for accuracy below.
+/// lost is a number in [0, 1): a saturated one, which is 0 where v is infinite. For that `log2_e`
+/// is rounded too, down where results above 1 count, up where those below do.
 __device__ __forceinline__ float exp(float v, float log2_e) {
   const float exponent = __fmul_rd(v, log2_e);
   const float lost = __saturatef(::fmaf(-0x1.62e43p-1f, exponent, v));
