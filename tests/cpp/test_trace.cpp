@@ -153,6 +153,16 @@ CASE(changes_are_what_came_before) {
   }
 }
 
+CASE(a_device_needs_its_backend) {
+  if (!merge_trace_built()) skip("built without DEBUG_MERGE");
+  if (cuda_architectures()[0] != 0) skip("built with the CUDA backend");
+  Random random;
+  Job job(random, DType::f32, plain(1, 10), 2, 0.9, false);
+  CHECK_THROWS(trace_scan_merges(job.call, [](const MergeEvent&) {}, {Device::cuda, 0, nullptr}),
+               DeviceError, cuda_unavailable_reason());
+  CHECK(job.h.untouched());
+}
+
 CASE(what_is_wrong_with_arguments_is_said) {
   if (!merge_trace_built()) skip("built without DEBUG_MERGE");
   Random random;

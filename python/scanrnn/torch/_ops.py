@@ -708,7 +708,19 @@ _UNUSUAL_OF_TENSORS = ~_keys(
 )
 _UNUSUAL_OF_THREADS = ~_keys("BackendSelect", "ADInplaceOrView")
 _ORDINARY = (Tensor, torch.nn.Parameter)
-_EXCHANGES = hasattr(Tensor, "__dlpack_c_exchange_api__")  # since PyTorch 2.10
+
+
+def _exchanges() -> bool:
+    """Whether the core can ask tensors itself: since PyTorch 2.10 or so."""
+    nothing: Descriptor = torch.empty(0, 0, 0, device="cpu")
+    try:
+        _core.scan_forward(nothing, nothing, None, nothing, None)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+_EXCHANGES = _exchanges()
 
 
 def scan_directly(
