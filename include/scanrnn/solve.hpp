@@ -37,9 +37,11 @@ namespace scanrnn {
 /// How a nonlinear recurrence is solved. Which steps make a segment depends on these and on T and D
 /// alone, so a row's result doesn't depend on what else is in its batch.
 struct SolveOptions {
-  /// A start has come to rest once it moves by no more than `tolerance * max(1, |start|)`. 0: 1e-6,
-  /// for float64 1e-13.
+  /// A start has come to rest once it moves by no more than `tolerance * max(1, |start|)`, and is
+  /// apart from the end of the segment before by no more than `most_apart` times that. 0: 1e-6, for
+  /// float64 1e-13.
   double tolerance = 0;
+  static constexpr double most_apart = 4;
   /// Runs of the segments before what hasn't converged is run serially; 0: serial at once.
   int max_passes = 8;
   /// Steps of a segment; 0: chosen from T and D.

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "cpu/spans.hpp"
@@ -741,9 +742,13 @@ Mismatch correct(const Call<S>& c, const Sequence& q, Index channel, bool moves)
       }
       residual = std::max(residual, std::fabs(gap));
       estimate = std::max(estimate, std::fabs(next[s]));
-      const double small = c.p.tolerance * std::max(1.0, std::fabs(static_cast<double>(start)));
-      // Where rounding takes the increment back there is nothing left to move.
-      stays = stays && (std::fabs(next[s]) <= small || static_cast<S>(start + next[s]) == start);
+      const double size = std::max(1.0, std::fabs(static_cast<double>(start)));
+      const double small = c.p.tolerance * size;
+      const double rounding = size * std::numeric_limits<S>::epsilon();
+      // Where rounding takes the increment back there is nothing left to move. Where a segment
+      // makes much of little, increments may vanish and boundaries stay apart.
+      stays = stays && (std::fabs(next[s]) <= small || static_cast<S>(start + next[s]) == start) &&
+              std::fabs(gap) <= SolveOptions::most_apart * std::max(small, rounding);
       is_finite = is_finite && std::isfinite(next[s]);
     }
     for (int s = 0; s < c.states; ++s) d[s] = next[s];

@@ -611,11 +611,14 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
       A largest = Constant<A>::of(0), apart = largest;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const A size = magnitude(d[i]), start = magnitude(here.start[i]);
+        const A size = magnitude(d[i]), gap = magnitude(before.end[i] - here.start[i]);
+        const A one = Constant<A>::of(1);
+        const A small = static_cast<A>(g.tolerance) * maximum(magnitude(here.start[i]), one);
         is_finite = is_finite && d[i] - d[i] == Constant<A>::of(0);
-        rests = rests && size <= static_cast<A>(g.tolerance) * maximum(start, Constant<A>::of(1));
+        // Where a segment makes much of little, increments may vanish and boundaries stay apart.
+        rests = rests && size <= small && gap <= Constant<A>::of(SolveOptions::most_apart) * small;
         largest = maximum(largest, size);
-        apart = maximum(apart, static_cast<A>(magnitude(before.end[i] - here.start[i])));
+        apart = maximum(apart, gap);
       }
       if (!rests && first == kConverged) first = static_cast<int>(p);
       if (first == kConverged) {
