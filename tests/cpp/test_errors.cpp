@@ -82,11 +82,11 @@ constexpr int kU = SruCell::kU, kForget = SruCell::kForget, kReset = SruCell::kR
               kSkip = SruCell::kSkip, kBiasForget = SruCell::kBiasForget,
               kBiasReset = SruCell::kBiasReset;
 
-struct Sru {
+struct SruCall {
   Tensor full, bias, state, h, final_state, checkpoints;
   CellForward<SruCell> call;
 
-  explicit Sru(DType type = DType::f32)
+  explicit SruCall(DType type = DType::f32)
       : full(ones(type, B, T, D)),
         bias(ones(type, 1, 1, D)),
         state(ones(type, 1, B, D)),
@@ -194,7 +194,7 @@ CASE(valid_calls_are_accepted) {
   ScanBack back;
   back.run();
   CHECK(!back.untouched());
-  Sru sru;
+  SruCall sru;
   sru.run();
   CHECK(!sru.untouched());
   SruBack sru_back;
@@ -398,57 +398,58 @@ CASE(scan_backward_arguments) {
 }
 
 CASE(sru_arguments) {
-  const auto shape = [](const std::function<void(Sru&)>& spoil, const std::string& message) {
-    refused<InvalidArgument>(Sru(), spoil, message);
+  const auto shape = [](const std::function<void(SruCall&)>& spoil, const std::string& message) {
+    refused<InvalidArgument>(SruCall(), spoil, message);
   };
-  const auto type = [](const std::function<void(Sru&)>& spoil, const std::string& message) {
-    refused<InvalidType>(Sru(), spoil, message);
+  const auto type = [](const std::function<void(SruCall&)>& spoil, const std::string& message) {
+    refused<InvalidType>(SruCall(), spoil, message);
   };
   for (const DType dtype : {DType::c64, DType::c128, DType::i32}) {
-    type([&](Sru& s) { s.call.in[kU].dtype = dtype; },
+    type([&](SruCall& s) { s.call.in[kU].dtype = dtype; },
          std::string("sru: u has dtype ") + name_of(dtype) +
              ", expected float16, bfloat16, float32 or float64");
   }
-  shape([](Sru& s) { s.call.in[kU].data = nullptr; }, "sru: u is missing");
-  shape([](Sru& s) { s.call.in[kForget] = {}; }, "sru: f is missing");
-  shape([](Sru& s) { s.call.in[kReset] = {}; }, "sru: r is missing");
-  shape([](Sru& s) { s.call.out = {}; }, "sru: out is missing");
-  shape([](Sru& s) { s.call.in[kForget].shape[0] = 1; },
+  shape([](SruCall& s) { s.call.in[kU].data = nullptr; }, "sru: u is missing");
+  shape([](SruCall& s) { s.call.in[kForget] = {}; }, "sru: f is missing");
+  shape([](SruCall& s) { s.call.in[kReset] = {}; }, "sru: r is missing");
+  shape([](SruCall& s) { s.call.out = {}; }, "sru: out is missing");
+  shape([](SruCall& s) { s.call.in[kForget].shape[0] = 1; },
         "sru: f has shape (1, 5, 3), expected (2, 5, 3)");
-  shape([](Sru& s) { s.call.in[kReset].shape[2] = 4; },
+  shape([](SruCall& s) { s.call.in[kReset].shape[2] = 4; },
         "sru: r has shape (2, 5, 4), expected (2, 5, 3)");
-  shape([](Sru& s) { s.call.in[kSkip].shape[1] = 1; },
+  shape([](SruCall& s) { s.call.in[kSkip].shape[1] = 1; },
         "sru: skip has shape (2, 1, 3), expected (2, 5, 3)");
-  type([](Sru& s) { s.call.in[kSkip].dtype = DType::f64; },
+  type([](SruCall& s) { s.call.in[kSkip].dtype = DType::f64; },
        "sru: skip has dtype float64, expected float32");
-  shape([](Sru& s) { s.call.in[kBiasForget].shape[2] = 1; },
+  shape([](SruCall& s) { s.call.in[kBiasForget].shape[2] = 1; },
         "sru: bias_f has shape (1,), expected (3,)");
-  shape([](Sru& s) { s.call.in[kBiasReset].shape[2] = 6; },
+  shape([](SruCall& s) { s.call.in[kBiasReset].shape[2] = 6; },
         "sru: bias_r has shape (6,), expected (3,)");
-  type([](Sru& s) { s.call.in[kBiasReset].dtype = DType::f16; },
+  type([](SruCall& s) { s.call.in[kBiasReset].dtype = DType::f16; },
        "sru: bias_r has dtype float16, expected float32");
-  refused<InvalidType, Sru>(
-      Sru(DType::bf16), [](Sru& s) { s.call.in[kBiasForget].dtype = DType::f16; },
+  refused<InvalidType, SruCall>(
+      SruCall(DType::bf16), [](SruCall& s) { s.call.in[kBiasForget].dtype = DType::f16; },
       "sru: bias_f has dtype float16, expected bfloat16 or float32");
-  shape([](Sru& s) { s.call.initial.shape[0] = 1; }, "sru: c0 has shape (1, 3), expected (2, 3)");
-  shape([](Sru& s) { s.call.out.shape[0] = 1; },
+  shape([](SruCall& s) { s.call.initial.shape[0] = 1; },
+        "sru: c0 has shape (1, 3), expected (2, 3)");
+  shape([](SruCall& s) { s.call.out.shape[0] = 1; },
         "sru: out has shape (1, 5, 3), expected (2, 5, 3)");
-  shape([](Sru& s) { s.call.out.stride[0] = 0; },
+  shape([](SruCall& s) { s.call.out.stride[0] = 0; },
         "sru: out has stride 0 along axis 0 of size 2, expected an array whose elements are "
         "distinct");
-  type([](Sru& s) { s.call.final_state.dtype = DType::f16; },
+  type([](SruCall& s) { s.call.final_state.dtype = DType::f16; },
        "sru: final_state has dtype float16, expected float32");
-  shape([](Sru& s) { s.call.final_state.shape[0] = 1; },
+  shape([](SruCall& s) { s.call.final_state.shape[0] = 1; },
         "sru: final_state has shape (1, 3), expected (2, 3)");
-  shape([](Sru& s) { s.call.checkpoints.shape[0] = 3; },
+  shape([](SruCall& s) { s.call.checkpoints.shape[0] = 3; },
         "sru: checkpoints has shape (3, 3) and dtype float32, expected contiguous (2, 3) float32");
-  shape([](Sru& s) { s.call.checkpoints.dtype = DType::f64; },
+  shape([](SruCall& s) { s.call.checkpoints.dtype = DType::f64; },
         "sru: checkpoints has shape (2, 3) and dtype float64, expected contiguous (2, 3) float32");
-  shape([](Sru& s) { s.call.checkpoints.stride[1] = 2; },
+  shape([](SruCall& s) { s.call.checkpoints.stride[1] = 2; },
         "sru: checkpoints has shape (2, 3) and dtype float32, expected contiguous (2, 3) float32");
-  shape([](Sru& s) { s.call.cell.activation = static_cast<Activation>(3); },
+  shape([](SruCall& s) { s.call.cell.activation = static_cast<Activation>(3); },
         "sru: activation is 3, expected a whole number from 0 to 2");
-  shape([](Sru& s) { s.call.cell.activation = static_cast<Activation>(-1); },
+  shape([](SruCall& s) { s.call.cell.activation = static_cast<Activation>(-1); },
         "sru: activation is -1, expected a whole number from 0 to 2");
 }
 
@@ -557,7 +558,7 @@ CASE(workspaces_too_small) {
   ScanBack back;
   check("scan backward", back, scan_backward_workspace_bytes(back.call),
         [](const ScanBackward& call, Workspace w) { scan_backward(call, w); });
-  Sru sru;
+  SruCall sru;
   check("sru", sru, cell_forward_workspace_bytes(sru.call),
         [](const CellForward<SruCell>& call, Workspace w) { cell_forward(call, w); });
   SruBack sru_back;
@@ -605,7 +606,7 @@ CASE(no_cuda_says_so) {
   CHECK_THROWS((void)scan_backward_workspace_bytes(back.call, target), DeviceError, reason);
   CHECK_THROWS(scan_backward(back.call, lent.workspace(), target), DeviceError, reason);
   CHECK(back.untouched());
-  Sru sru;
+  SruCall sru;
   CHECK_THROWS((void)cell_forward_workspace_bytes(sru.call, target), DeviceError, reason);
   CHECK_THROWS(cell_forward(sru.call, lent.workspace(), target), DeviceError, reason);
   CHECK(sru.untouched());
