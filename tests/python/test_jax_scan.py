@@ -179,6 +179,16 @@ def test_same_bits_as_numpy(rng):
     reference.assert_same_bits(h, expected[0])
 
 
+@pytest.mark.parametrize("D", [1, 9, 33])
+def test_subnormal_halves_count(D):
+    """XLA's threads take subnormal floats for 0."""
+    x = (np.arange(1, 40 * D + 1).reshape(1, 40, D) * 2.0**-24).astype(np.float16)
+    a = np.ones_like(x)
+    h = srj.scan(a, x)
+    reference.assert_same_bits(h, scanrnn.scan(a, x))
+    np.testing.assert_array_equal(h, np.cumsum(x.astype(np.float64), 1).astype(np.float16))
+
+
 @pytest.mark.parametrize("T", [1, 2, 3, 31, 32, 33, 257, 1025, 65537])
 def test_lengths_of_time(rng, T):
     a, x = gates(rng, 2, T, 3, dtype="float32"), values(rng, 2, T, 3, dtype="float32")

@@ -39,9 +39,11 @@ SCANRNN_HD float to_float(BFloat16 value) {
 
 SCANRNN_HD float to_float(Half value) {
   const std::uint32_t magnitude = value.bits & 0x7fffu;
-  // Shifted into a float's fields the exponent is 112 too small; the product mends that for normal
-  // and subnormal numbers alike.
-  const float finite = detail::bits_to_float(magnitude << 13) * 0x1p112f;
+  // A subnormal number is its fraction in units of 2^-24. No float is subnormal on the way: threads
+  // of other libraries, XLA's for one, take those for 0.
+  const float subnormal = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f;
+  const float normal = detail::bits_to_float((magnitude << 13) + 0x38000000u);
+  const float finite = magnitude < 0x400u ? subnormal : normal;
   const std::uint32_t special = (magnitude << 13) | 0x7f800000u;
   const std::uint32_t bits = magnitude >= 0x7c00u ? special : detail::float_to_bits(finite);
   return detail::bits_to_float(bits | (static_cast<std::uint32_t>(value.bits & 0x8000u) << 16));
