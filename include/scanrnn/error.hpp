@@ -11,18 +11,17 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A shape, stride, offset list or combination of arguments that has no meaning. ValueError in
-/// Python.
+/// A shape, stride, offset list or combination of arguments that has no meaning.
 struct InvalidArgument : Error {
   using Error::Error;
 };
 
-/// A dtype that is unsupported or doesn't go with the others. TypeError in Python.
+/// A dtype that is unsupported or doesn't go with the others.
 struct InvalidType : Error {
   using Error::Error;
 };
 
-/// The backend or device asked for isn't there, or failed. RuntimeError in Python.
+/// The backend or device asked for isn't there, or failed.
 struct DeviceError : Error {
   using Error::Error;
 };

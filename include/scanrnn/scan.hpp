@@ -44,8 +44,8 @@ struct ScanBackward {
   Array<3> dx;           ///< (B,T,D), optional, written
   Array<2> dh0;          ///< (N,D), optional, written
   Sequences sequences;
-  /// Complex gradients: true for the conjugated convention (PyTorch), false for the transposed
-  /// (JAX).
+  /// Complex gradients: true for the conjugated convention, g = dL/dRe + i dL/dIm, false for the
+  /// transposed, its conjugate.
   bool conjugate = true;
 };
 

@@ -4,9 +4,32 @@
 
 #include <string>
 
+#include "common/run.hpp"
 #include "common/validate.hpp"
 
 namespace scanrnn {
+
+/// A problem with a cell of its own, which knows what inputs it has.
+template <class AnyProblem>  // Problem or SolveProblem
+struct Owned {
+  CellStorage cell;
+  std::string call;
+  AnyProblem problem;
+};
+
+/// Checks a call and hands it on. A call's `make_problem(call, device, Owned&)` stands beside it.
+template <class AnyProblem, class Call>
+std::size_t bytes_of(const Call& call, const Target& target) {
+  Owned<AnyProblem> p;
+  make_problem(call, target.device, p);
+  return workspace_bytes(p.problem, target);
+}
+template <class AnyProblem, class Call>
+void run_call(const Call& call, Workspace workspace, const Target& target) {
+  Owned<AnyProblem> p;
+  make_problem(call, target.device, p);
+  run(p.problem, workspace, target);
+}
 
 /// What errors call the gradient of an argument.
 std::string gradient_of(const char* name);

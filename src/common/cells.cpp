@@ -31,18 +31,10 @@ const CellType& cell_type(CellKind kind) {
 
 namespace {
 
-/// A problem with a cell of its own, which knows what inputs it has.
-struct CellProblem {
-  CellStorage cell;
-  std::string call;
-  Problem problem;
-};
-
 template <class Call>
-void make_inputs(const Checker& check, const Call& call, CellProblem& p) {
+void make_inputs(const Checker& check, const Call& call, Owned<Problem>& p) {
   const CellType& type = *call.type;
-  p.problem = check.problem(call.sequences);
-  p.problem.call = p.call.c_str();
+  check.start(p.problem, call.sequences);
   take_inputs(check, type, call.cell, call.in, p.cell, p.problem.in);
   check.state((std::string(type.state) + "0").c_str(), call.initial);
   check_options(type, call.cell);
@@ -71,7 +63,9 @@ void check_checkpoints(const Checker& check, const CellType& type, const ConstAr
                         name_of(accumulation_dtype(check.dtype)));
 }
 
-void make_problem(const AnyCellForward& call, Device device, CellProblem& p) {
+}  // namespace
+
+static void make_problem(const AnyCellForward& call, Device device, Owned<Problem>& p) {
   const CellType& type = *call.type;
   p.call = type.name;
   const Checker check(p.call.c_str(), type.names[0], call.in[0], call.sequences, false, device);
@@ -87,7 +81,7 @@ void make_problem(const AnyCellForward& call, Device device, CellProblem& p) {
   p.problem.checkpoints = call.checkpoints;
 }
 
-void make_problem(const AnyCellBackward& call, Device device, CellProblem& p) {
+static void make_problem(const AnyCellBackward& call, Device device, Owned<Problem>& p) {
   const CellType& type = *call.type;
   p.call = std::string(type.name) + " backward";
   const Checker check(p.call.c_str(), type.names[0], call.in[0], call.sequences, false, device);
@@ -116,22 +110,6 @@ void make_problem(const AnyCellBackward& call, Device device, CellProblem& p) {
   p.problem.dinitial = call.dinitial;
 }
 
-template <class Call>
-std::size_t bytes_of(const Call& call, const Target& target) {
-  CellProblem p;
-  make_problem(call, target.device, p);
-  return workspace_bytes(p.problem, target);
-}
-
-template <class Call>
-void run_call(const Call& call, Workspace workspace, const Target& target) {
-  CellProblem p;
-  make_problem(call, target.device, p);
-  run(p.problem, workspace, target);
-}
-
-}  // namespace
-
 std::int64_t checkpoint_rows(std::int64_t batch, std::int64_t time, std::int64_t sequences) {
   // A packed sequence that starts at step s has its first row at s / kLeafSteps + n, which leaves
   // room for every sequence before it.
@@ -140,19 +118,19 @@ std::int64_t checkpoint_rows(std::int64_t batch, std::int64_t time, std::int64_t
 }
 
 std::size_t cell_forward_workspace_bytes(const AnyCellForward& call, const Target& target) {
-  return bytes_of(call, target);
+  return bytes_of<Problem>(call, target);
 }
 
 std::size_t cell_backward_workspace_bytes(const AnyCellBackward& call, const Target& target) {
-  return bytes_of(call, target);
+  return bytes_of<Problem>(call, target);
 }
 
 void cell_forward(const AnyCellForward& call, Workspace workspace, const Target& target) {
-  run_call(call, workspace, target);
+  run_call<Problem>(call, workspace, target);
 }
 
 void cell_backward(const AnyCellBackward& call, Workspace workspace, const Target& target) {
-  run_call(call, workspace, target);
+  run_call<Problem>(call, workspace, target);
 }
 
 }  // namespace scanrnn

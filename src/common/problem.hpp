@@ -11,16 +11,19 @@ namespace scanrnn {
 /// whose arrays lie elsewhere know it by its address.
 const void* absent_input();
 
-/// A recurrence to run, forward or backward. Strides of broadcast axes are 0 and absent inputs are
-/// absent_input() with stride 0, so that every input has the full shape.
-struct Problem {
+/// What problems of linear and nonlinear cells have.
+struct ProblemExtents {
   const char* call = "";  ///< public name, "scan"
   bool backward = false;
   std::int64_t batch = 0, time = 0, channels = 0, sequences = 0;
   DType dtype = DType::f32;
   DType accumulation = DType::f32;
   Sequences layout;
+};
 
+/// A recurrence to run, forward or backward. Strides of broadcast axes are 0 and absent inputs are
+/// absent_input() with stride 0, so that every input has the full shape.
+struct Problem : ProblemExtents {
   const CellType* type = nullptr;  ///< where the cell's kernels are found
   const void* cell = nullptr;      ///< the cell itself: its run-time options
   int inputs = 0;

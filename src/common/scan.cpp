@@ -26,7 +26,8 @@ Problem make_problem(const ScanForward& call, const ScanCell& cell, Device devic
   check.distinct("h", call.h);
   check.distinct("final_state", call.final_state);
 
-  Problem p = check.problem(call.sequences);
+  Problem p;
+  check.start(p, call.sequences);
   p.set_cell(cell_type<ScanCell>(), &cell);
   p.in[ScanCell::kA] = broadcast(call.a, call.x.shape);
   p.in[ScanCell::kX] = call.x;
@@ -57,7 +58,8 @@ Problem make_problem(const ScanBackward& call, const ScanCell& cell, Device devi
   check.distinct("dx", call.dx);
   check.distinct("dh0", call.dh0);
 
-  Problem p = check.problem(call.sequences);
+  Problem p;
+  check.start(p, call.sequences);
   p.backward = true;
   p.set_cell(cell_type<ScanCell>(), &cell);
   p.in[ScanCell::kA] = broadcast(call.a, call.h.shape);

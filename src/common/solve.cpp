@@ -36,25 +36,11 @@ namespace {
 
 constexpr double kTolerance = 1e-6, kDoubleTolerance = 1e-13;
 
-/// A problem with a cell of its own, which knows what inputs it has.
-struct OwnedProblem {
-  CellStorage cell;
-  std::string call;
-  SolveProblem problem;
-};
-
 template <class Call>
-void start_problem(const Checker& check, const Call& call, OwnedProblem& p) {
+void start_problem(const Checker& check, const Call& call, Owned<SolveProblem>& p) {
   const NonlinearCellType& type = *call.type;
   SolveProblem& q = p.problem;
-  q.call = check.call;
-  q.batch = check.batch;
-  q.time = check.time;
-  q.channels = check.channels;
-  q.sequences = check.sequences;
-  q.dtype = check.dtype;
-  q.accumulation = accumulation_dtype(check.dtype);
-  q.layout = call.sequences;
+  check.start(q, call.sequences);
   q.type = &type;
   take_inputs(check, type, call.cell, call.in, p.cell, q.in);
   q.cell = p.cell.bytes;
@@ -104,7 +90,9 @@ void check_report(const Checker& check, const Array<2>& report) {
                         ") float64");
 }
 
-void make_problem(const AnySolveForward& call, Device device, OwnedProblem& p) {
+}  // namespace
+
+static void make_problem(const AnySolveForward& call, Device device, Owned<SolveProblem>& p) {
   const NonlinearCellType& type = *call.type;
   SolveProblem& q = p.problem;
   p.call = type.name;
@@ -128,7 +116,7 @@ void make_problem(const AnySolveForward& call, Device device, OwnedProblem& p) {
   q.report = call.report;
 }
 
-void make_problem(const AnySolveBackward& call, Device device, OwnedProblem& p) {
+static void make_problem(const AnySolveBackward& call, Device device, Owned<SolveProblem>& p) {
   const NonlinearCellType& type = *call.type;
   SolveProblem& q = p.problem;
   p.call = std::string(type.name) + " backward";
@@ -160,36 +148,20 @@ void make_problem(const AnySolveBackward& call, Device device, OwnedProblem& p) 
   q.dy = call.dout;
 }
 
-template <class Call>
-std::size_t bytes_of(const Call& call, const Target& target) {
-  OwnedProblem p;
-  make_problem(call, target.device, p);
-  return workspace_bytes(p.problem, target);
-}
-
-template <class Call>
-void run_call(const Call& call, Workspace workspace, const Target& target) {
-  OwnedProblem p;
-  make_problem(call, target.device, p);
-  run(p.problem, workspace, target);
-}
-
-}  // namespace
-
 std::size_t solve_forward_workspace_bytes(const AnySolveForward& call, const Target& target) {
-  return bytes_of(call, target);
+  return bytes_of<SolveProblem>(call, target);
 }
 
 std::size_t solve_backward_workspace_bytes(const AnySolveBackward& call, const Target& target) {
-  return bytes_of(call, target);
+  return bytes_of<SolveProblem>(call, target);
 }
 
 void solve_forward(const AnySolveForward& call, Workspace workspace, const Target& target) {
-  run_call(call, workspace, target);
+  run_call<SolveProblem>(call, workspace, target);
 }
 
 void solve_backward(const AnySolveBackward& call, Workspace workspace, const Target& target) {
-  run_call(call, workspace, target);
+  run_call<SolveProblem>(call, workspace, target);
 }
 
 }  // namespace scanrnn

@@ -8,14 +8,7 @@
 namespace scanrnn {
 
 /// As Problem: strides of broadcast axes are 0, absent inputs are absent_input() with stride 0.
-struct SolveProblem {
-  const char* call = "";  ///< public name, "diagonal_gru"
-  bool backward = false;
-  std::int64_t batch = 0, time = 0, channels = 0, sequences = 0;
-  DType dtype = DType::f32;
-  DType accumulation = DType::f32;
-  Sequences layout;
-
+struct SolveProblem : ProblemExtents {
   const NonlinearCellType* type = nullptr;
   const void* cell = nullptr;  ///< its run-time options; outlives the problem
 

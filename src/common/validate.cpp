@@ -105,8 +105,7 @@ void Checker::sequences_of(const Sequences& layout, bool values_known) {
   }
 }
 
-Problem Checker::problem(const Sequences& layout) const {
-  Problem p;
+void Checker::start(ProblemExtents& p, const Sequences& layout) const {
   p.call = call;
   p.batch = batch;
   p.time = time;
@@ -115,7 +114,6 @@ Problem Checker::problem(const Sequences& layout) const {
   p.dtype = dtype;
   p.accumulation = accumulation_dtype(dtype);
   p.layout = layout;
-  return p;
 }
 
 void Checker::check(const char* name, const std::int64_t* shape,

@@ -23,8 +23,8 @@ struct Checker {
   Checker(const char* call, const char* name, const ConstArray<3>& lead, const Sequences& layout,
           bool complex_allowed, Device device);
 
-  /// A problem of this call's extents and dtype, with no operand yet.
-  Problem problem(const Sequences& layout) const;
+  /// Gives a problem this call's name, extents and dtype.
+  void start(ProblemExtents& problem, const Sequences& layout) const;
 
   void required(const char* name, const void* data, std::int64_t elements) const;
   /// (B,T,D) of the call's dtype.

@@ -1033,18 +1033,10 @@ std::size_t workspace_bytes(const SolveProblem& problem, const SolveKernels& cel
 
 void execute(const SolveProblem& problem, const SolveKernels& cell, const InstructionSet& set,
              Workspace workspace) {
-  Plan plan = make_plan(problem, cell, num_threads());
-  // The thread count may have been raised since the caller asked for the size.
-  while (plan.total_bytes > workspace.bytes && plan.threads > 1) {
-    plan = make_plan(problem, cell, plan.threads - 1);
-  }
-  if (plan.total_bytes > workspace.bytes || workspace.data == nullptr) {
-    throw InvalidArgument(std::string(problem.call) + ": workspace has " +
-                          std::to_string(workspace.bytes) + " bytes, expected " +
-                          std::to_string(plan.total_bytes));
-  }
-  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  char* memory = static_cast<char*>(workspace.data) + ((address + 127) / 128 * 128 - address);
+  const Placed<Plan> placed_plan = placed(
+      problem.call, workspace, [&](int threads) { return make_plan(problem, cell, threads); });
+  const Plan& plan = placed_plan.plan;
+  char* const memory = placed_plan.base;
   if (problem.accumulation == DType::f64) {
     execute_as<double>(problem, plan, cell, set, memory);
   } else {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where sequences lie in the (B,T) plane, and arithmetic on indices: what executors share.
+// Where sequences lie in the (B,T) plane, arithmetic on indices, plans in the caller's workspace:
+// what executors share.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
+#include "scanrnn/error.hpp"
 #include "scanrnn/types.hpp"
 
 namespace scanrnn::cpu {
@@ -40,6 +43,28 @@ Span span_of(const AnyProblem& p, Index n) {
   if (!p.layout.lengths) return {n, 0, p.time};
   const Index length = read_index(p.layout.lengths, n);
   return p.layout.left_padded ? Span{n, p.time - length, p.time} : Span{n, 0, length};
+}
+
+/// A plan in the caller's workspace.
+template <class Plan>
+struct Placed {
+  Plan plan;
+  char* base;
+};
+
+/// `make_plan(threads)` with as many threads as there is room for.
+template <class MakePlan>
+auto placed(const char* call, Workspace workspace, const MakePlan& make_plan) {
+  auto plan = make_plan(num_threads());
+  // The thread count may have been raised since the caller asked for the size.
+  while (plan.total_bytes > workspace.bytes && plan.threads > 1) plan = make_plan(plan.threads - 1);
+  if (plan.total_bytes > workspace.bytes || workspace.data == nullptr) {
+    throw InvalidArgument(std::string(call) + ": workspace has " + std::to_string(workspace.bytes) +
+                          " bytes, expected " + std::to_string(plan.total_bytes));
+  }
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  return Placed<decltype(plan)>{plan,
+                                static_cast<char*>(workspace.data) + (aligned(address) - address)};
 }
 
 }  // namespace scanrnn::cpu

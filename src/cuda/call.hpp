@@ -95,10 +95,39 @@ Steps steps_of(const AnyProblem& p, const ConstArray<3>& array, bool is_absent =
   return s;
 }
 
+/// Extents and sequences, for kernels of either kind.
+template <class AnyArgs>  // Args or SolveArgs
+void set_extents(const ProblemExtents& p, AnyArgs& g) {
+  g.batch = p.batch;
+  g.time = p.time;
+  g.channels = p.channels;
+  g.sequences = p.sequences;
+  const ConstArray<1>& index = p.layout.cu_seqlens ? p.layout.cu_seqlens : p.layout.lengths;
+  (p.layout.cu_seqlens ? g.cu_seqlens : g.lengths) = index.data;
+  g.index_is_64 = index.dtype == DType::i64;
+  g.index_stride = index.stride[0];
+  g.left_padded = p.layout.left_padded;
+  g.reverse = p.layout.reverse;
+  g.reset = static_cast<const unsigned char*>(p.layout.reset.data);
+  g.reset_batch = p.layout.reset.stride[0];
+  g.reset_time = p.layout.reset.stride[1];
+}
+
 template <class AnyProblem>
 States states_of(const AnyProblem& p, const ConstArray<2>& array) {
   return {static_cast<char*>(const_cast<void*>(array.data)), array.stride[0], array.stride[1],
           array.dtype != p.dtype};
+}
+
+/// Where a plan of so many bytes, kAlignment of them to spare, starts in the caller's workspace.
+inline char* start_of(const char* call, Workspace workspace, std::size_t bytes) {
+  if (bytes > workspace.bytes || (bytes > 0 && workspace.data == nullptr)) {
+    throw InvalidArgument(std::string(call) + ": workspace has " + std::to_string(workspace.bytes) +
+                          " bytes, expected " + std::to_string(bytes));
+  }
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  const std::uintptr_t aligned = (address + kAlignment - 1) / kAlignment * kAlignment;
+  return static_cast<char*>(workspace.data) + (aligned - address);
 }
 
 /// Whether a kernel can be started while the one before it still clears the workspace. A graph that

@@ -96,19 +96,7 @@ Plan make_plan(const Problem& p, int device) {
 
   Args& g = plan.args;
   for (int i = 0; i < kMaxInputs; ++i) g.sum_slot[i] = -1;
-  g.batch = p.batch;
-  g.time = p.time;
-  g.channels = p.channels;
-  g.sequences = p.sequences;
-  const ConstArray<1>& index = p.layout.cu_seqlens ? p.layout.cu_seqlens : p.layout.lengths;
-  (p.layout.cu_seqlens ? g.cu_seqlens : g.lengths) = index.data;
-  g.index_is_64 = index.dtype == DType::i64;
-  g.index_stride = index.stride[0];
-  g.left_padded = p.layout.left_padded;
-  g.reverse = p.layout.reverse;
-  g.reset = static_cast<const unsigned char*>(p.layout.reset.data);
-  g.reset_batch = p.layout.reset.stride[0];
-  g.reset_time = p.layout.reset.stride[1];
+  set_extents(p, g);
   for (int i = 0; i < p.inputs; ++i) {
     g.in[i] = steps_of(p, p.in[i], p.in[i].data == absent_input());
   }
@@ -366,14 +354,8 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
   const char* call = problem.call;
   const CurrentDevice current(call, target.index);
   Plan plan = make_plan(problem, target.index);
-  if (plan.bytes > workspace.bytes || (plan.bytes > 0 && workspace.data == nullptr)) {
-    throw InvalidArgument(std::string(call) + ": workspace has " + std::to_string(workspace.bytes) +
-                          " bytes, expected " + std::to_string(plan.bytes));
-  }
+  place(plan, start_of(call, workspace, plan.bytes));
   const cudaStream_t stream = static_cast<cudaStream_t>(target.stream);
-  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  const std::uintptr_t aligned = (address + kAlignment - 1) / kAlignment * kAlignment;
-  place(plan, static_cast<char*>(workspace.data) + (aligned - address));
 
   cudaError_t error = cudaSuccess;
   if (plan.blocks > 0) {

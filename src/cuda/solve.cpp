@@ -69,20 +69,8 @@ StepArray step_array(const SolveProblem& p, const ConstArray<3>& array, bool is_
 }
 
 void set_arrays(const SolveProblem& p, SolveArgs& g) {
-  g.batch = p.batch;
-  g.time = p.time;
-  g.channels = p.channels;
-  g.sequences = p.sequences;
-  const ConstArray<1>& index = p.layout.cu_seqlens ? p.layout.cu_seqlens : p.layout.lengths;
-  (p.layout.cu_seqlens ? g.cu_seqlens : g.lengths) = index.data;
-  g.index_is_64 = index.dtype == DType::i64;
-  g.index_stride = index.stride[0];
-  g.left_padded = p.layout.left_padded;
-  g.reverse = p.layout.reverse;
+  set_extents(p, g);
   const bool is_ascending = p.backward == g.reverse;
-  g.reset = static_cast<const unsigned char*>(p.layout.reset.data);
-  g.reset_batch = p.layout.reset.stride[0];
-  g.reset_time = p.layout.reset.stride[1];
   g.reset_next = is_ascending ? g.reset_time : -g.reset_time;
   for (int k = 0; k < p.type->inputs; ++k) {
     g.sum_slot[k] = -1;
@@ -245,17 +233,9 @@ void execute(const SolveProblem& problem, Workspace workspace, const Target& tar
   const char* call = problem.call;
   const CurrentDevice current(call, target.index);
   SolvePlan plan = make_plan(problem, target.index);
-  if (plan.bytes > workspace.bytes || (plan.bytes > 0 && workspace.data == nullptr)) {
-    throw InvalidArgument(std::string(call) + ": workspace has " + std::to_string(workspace.bytes) +
-                          " bytes, expected " + std::to_string(plan.bytes));
-  }
+  char* const base = start_of(call, workspace, plan.bytes);
+  if (plan.bytes > 0) place(plan, base, size_of(problem.accumulation));
   const cudaStream_t stream = static_cast<cudaStream_t>(target.stream);
-  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  const std::uintptr_t aligned = (address + kAlignment - 1) / kAlignment * kAlignment;
-  if (plan.bytes > 0) {
-    place(plan, static_cast<char*>(workspace.data) + (aligned - address),
-          size_of(problem.accumulation));
-  }
 
   cudaError_t error = cudaSuccess;
   if (plan.blocks > 0) {

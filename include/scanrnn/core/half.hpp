@@ -39,8 +39,8 @@ SCANRNN_HD float to_float(BFloat16 value) {
 
 SCANRNN_HD float to_float(Half value) {
   const std::uint32_t magnitude = value.bits & 0x7fffu;
-  // A subnormal number is its fraction in units of 2^-24. No float is subnormal on the way: threads
-  // of other libraries, XLA's for one, take those for 0.
+  // A subnormal number is its fraction in units of 2^-24. No float is subnormal on the way: a
+  // caller may run in threads that take those for 0.
   const float subnormal = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f;
   const float normal = detail::bits_to_float((magnitude << 13) + 0x38000000u);
   const float finite = magnitude < 0x400u ? subnormal : normal;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gated recurrent unit (Cho et al. 2014, "Learning phrase representations using RNN
-// encoder-decoder", in the form of torch.nn.GRU, with the reset gate behind the recurrent weights)
-// with diagonal recurrent weights, per channel:
+// encoder-decoder", in the form that has the reset gate behind the recurrent weights) with diagonal
+// recurrent weights, per channel:
 //
 //   r_t = sigmoid(pr_t + u_r h_{t-1})               pr, pz, pn (B,T,D)
 //   z_t = sigmoid(pz_t + u_z h_{t-1})               u_r, u_z, u_n (D) recurrent weights

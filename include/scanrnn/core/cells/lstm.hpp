@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The long short-term memory with diagonal recurrent weights (Hochreiter and Schmidhuber 1997;
-// gates as in torch.nn.LSTM; peepholes: Gers et al. 2002, "Learning precise timing with LSTM
-// recurrent networks"; coupled gates: Greff et al. 2017, "LSTM: a search space odyssey", section
-// IV), per channel:
+// peepholes: Gers et al. 2002, "Learning precise timing with LSTM recurrent networks"; coupled
+// gates: Greff et al. 2017, "LSTM: a search space odyssey", section IV), per channel:
 //
 //   f_t = sigmoid(pf_t + u_f h_{t-1} + w_f c_{t-1})    pf, pg, po, pi (B,T,D)
 //   i_t = sigmoid(pi_t + u_i h_{t-1} + w_i c_{t-1})    u (D) recurrent weights
