@@ -50,6 +50,15 @@ struct Pass {
   static constexpr bool opens = recomputes && opens_gates<Cell> && sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
+  /// Gradients of what `output` alone reads don't wait for the adjoint of the state: where they go
+  /// straight to memory, they do so as soon as the states are known. What dy adds to the adjoint
+  /// then takes dy's place, and that of one of those inputs too where elements have half its bits.
+  static constexpr unsigned only_output =
+      (Cell::output_inputs & Cell::map_inputs) == 0 ? Cell::output_inputs & all : 0;
+  template <class T>
+  static constexpr unsigned early =
+      recomputes && (sizeof(T) == sizeof(Acc<T>) || (only_output & staged) != 0) ? only_output : 0;
+  static constexpr int spare_slot = slot(lowest(only_output & staged));
   /// Where a gradient goes: its input's place, or that of dy.
   static constexpr SCANRNN_HD int din_slot(int input) {
     return has(staged, input) ? slot(input) : dy_slot;

@@ -56,6 +56,15 @@ struct RowPass : Pass<Cell, kBackward> {
     return Base::slots * slot_bytes(leaf_steps);
   }
 
+  /// Arrays that a tile has a part of: the staged ones, then the outputs.
+  static constexpr int arrays = Base::slots + (kBackward ? Base::inputs : 1);
+  static_assert(arrays <= kWarp);
+  static __device__ __forceinline__ const Steps& array(const Args& g, int number) {
+    if (number < Base::slots) return staged_array<Base>(g, number);
+    return kBackward ? g.din[number - Base::slots] : g.out;
+  }
+  static constexpr SCANRNN_HD int output(int input) { return Base::slots + input; }
+
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
   /// parts of the time axis that a warp holds; or one for each leaf.
   static constexpr SCANRNN_HD int maps(int across) {
@@ -95,6 +104,7 @@ struct RowShared {
   using A = Acc<typename P::Type>;
   static constexpr int channels = P::band_vectors * P::width;
   Tile tile[kMostTeams];
+  char* start[kMostTeams][P::arrays];         // of the tile in each array (RowPass::array)
   bool band_cut[kWarps];
   unsigned lane_cuts[kWarps];                 // a bit a lane
   bool leaf_cut[kThreads / P::band_vectors];  // where leaves are kept one by one
@@ -133,6 +143,8 @@ struct RowLeaf {
   using R = Lanes<T, W>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kOpens = P::template opens<T>;
+  template <RowMode kMode>
+  static constexpr unsigned kEarly = kMode == RowMode::plain_direct ? P::template early<T> : 0;
   using Opened = typename P::template Opened<T>;
   /// Cells unrolled would not fit into the instruction cache.
   template <RowMode kMode>
@@ -142,6 +154,7 @@ struct RowLeaf {
 
   const Args& g;
   const Tile& t;
+  char* const* start;  // of the tile in each array
   const Cell& cell;
   const Opened& opened;  // the same one
   char* slots;           // of the team
@@ -164,11 +177,12 @@ struct RowLeaf {
   R c_start;         // recomputed: before the leaf in the order of time
   R sum[P::inputs];  // of gradients
 
-  __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
-                                     char* staged, char* states, Index channel0, int tile_rows,
-                                     const Team& team)
+  __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, char* const* starts,
+                                     const Cell& the_cell, char* staged, char* states,
+                                     Index channel0, int tile_rows, const Team& team)
       : g(args),
         t(tile),
+        start(starts),
         cell(the_cell),
         opened(reinterpret_cast<const Opened&>(the_cell)),
         slots(staged),
@@ -185,14 +199,17 @@ struct RowLeaf {
     channels = static_cast<int>(rest < 0 ? 0 : (rest < W ? rest : W));
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
+      sum[k] = Constant<R>::of(0);
+      if (!P::has(P::vectors, k)) continue;
+      vector_in[k] = Constant<R>::of(0);
+      const Steps& s = g.in[k];
+      if (s.data == nullptr) continue;
+      const Index step = opaque(s.channel * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T)));
+      const char* at = s.data + channel * step;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        sum[k].lane[v] = Constant<A>::of(0);
-        if (!P::has(P::vectors, k)) continue;
-        vector_in[k].lane[v] =
-            g.in[k].data != nullptr && v < channels
-                ? load_element<T>(g.in[k].data, (channel + v) * g.in[k].channel, g.in[k].wide)
-                : Constant<A>::of(0);
+        if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
+        at = opaque(at + step);
       }
     }
     if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
@@ -244,6 +261,31 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void keep(int slot, int i, const R& value) const {
     store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
+  }
+  /// What dy adds to the adjoint (Pass::early).
+  template <RowMode kMode>
+  __device__ __forceinline__ void keep_adjoint(int i, const R& value) const {
+    if constexpr (sizeof(T) == sizeof(A)) {
+      keep<kMode>(P::dy_slot, i, value);
+    } else {
+      Vector<A, W> whole;
+      memcpy(&whole, &value, sizeof(whole));
+      Vector<A, W / 2> half[2];
+      memcpy(half, &whole, sizeof(whole));
+      store_vector(vector_of<kMode>(P::dy_slot, i), half[0]);
+      store_vector(vector_of<kMode>(P::spare_slot, i), half[1]);
+    }
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ void read_adjoint(int i, R& to) const {
+    if constexpr (sizeof(T) == sizeof(A)) {
+      read<kMode>(P::dy_slot, i, to);
+    } else {
+      const Vector<A, W / 2> half[2] = {
+          load_vector<A, W / 2>(vector_of<kMode>(P::dy_slot, i)),
+          load_vector<A, W / 2>(vector_of<kMode>(P::spare_slot, i))};
+      memcpy(&to, half, sizeof(to));
+    }
   }
   /// A row beyond the tile.
   __device__ __forceinline__ void read_outside(int slot, int r, R& to) const {
@@ -378,8 +420,9 @@ struct RowLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
+  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) {
     R gain;
+    Gradients<kEarly<kMode>> early(*this);
     GainProduct<T> gains[W];
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
     if constexpr (P::backward) gain = entry_gain;
@@ -395,6 +438,12 @@ struct RowLeaf {
         states_after<kMode>(i, after);
         step = {gain, opened.output_adjoint(in, after, dy)};
         gain = opened.gain(in);
+        if constexpr (kEarly<kMode> != 0) {
+          R din[P::inputs];
+          opened.pullback(in, after, after, dy, after, din);
+          keep_adjoint<kMode>(i, step.x);
+          early.template write<kMode>(i, din);
+        }
       } else {
         reset = resets_at<kMode>(i);
         read_inputs<kMode>(Cell::map_inputs, i, in);
@@ -416,10 +465,42 @@ struct RowLeaf {
     for (int v = 0; v < W; ++v) map[v].a = gains[v].value();
   }
 
-  /// Where step 0 of the leaf lies in an output.
-  __device__ __forceinline__ char* address_of(const Steps& s) const {
-    return s.data + (t.row * s.batch + (t.position + from) * s.time + channel * s.channel) *
-                        static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
+  /// Gradients of the inputs in kSet, on their way to memory or into sums.
+  template <unsigned kSet>
+  struct Gradients {
+    RowLeaf& leaf;
+    char* at[P::inputs];
+    Index step[P::inputs];
+
+    __device__ __forceinline__ explicit Gradients(RowLeaf& of) : leaf(of) {
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (!P::has(kSet & ~P::vectors, k)) continue;
+        at[k] = leaf.address_of(P::output(k));
+        step[k] = opaque(leaf.step_of(leaf.g.din[k]));
+      }
+    }
+    template <RowMode kMode>
+    __device__ __forceinline__ void write(int i, const R (&din)[P::inputs]) {
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (!P::has(kSet, k)) continue;
+        if (P::has(P::summed, k) && leaf.g.sum_slot[k] >= 0) {
+          leaf.sum[k] = leaf.sum[k] + din[k];
+        } else if (!P::has(P::vectors, k)) {
+          leaf.template write<kMode>(leaf.g.din[k], kIsPlain<kMode> ? at[k] : at[k] + i * step[k],
+                                     P::din_slot(k), i, din[k]);
+          if (kIsPlain<kMode>) at[k] = opaque(at[k] + step[k]);
+        }
+      }
+    }
+  };
+
+  /// Where step 0 of the leaf lies in an array.
+  __device__ __forceinline__ char* address_of(int number) const {
+    const Steps& s = P::array(g, number);
+    return start[number] + (from * s.time + column * W * s.channel) *
+                               static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
   }
   /// `at` is where step i lies in the output.
   template <RowMode kMode>
@@ -459,7 +540,7 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void finish_forward(R& state, R& leave) {
     const int last = kIsPlain<kMode> ? -1 : last_step();
-    char* out_at = address_of(g.out);
+    char* out_at = address_of(P::output(0));
     const Index out_step = opaque(step_of(g.out));
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
@@ -489,21 +570,17 @@ struct RowLeaf {
     const int last = kIsPlain<kMode> ? -1 : last_step();
     R gain = entry_gain, after;
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
-    char* din_at[P::inputs];
-    Index din_step[P::inputs];
-#pragma unroll
-    for (int k = 0; k < P::inputs; ++k) {
-      din_at[k] = address_of(g.din[k]);
-      din_step[k] = opaque(step_of(g.din[k]));
-    }
+    constexpr bool kHasEarly = kEarly<kMode> != 0;
+    constexpr unsigned kRead = Cell::backward_inputs & (kHasEarly ? Cell::map_inputs : ~0u);
+    Gradients<P::all & ~kEarly<kMode>> gradients(*this);
     if constexpr (kIsPlain<kMode>) states_after<kMode>(0, after);
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
       R in[P::inputs], dy, before, din[P::inputs];
-      read_inputs<kMode>(Cell::backward_inputs, i, in);
-      read<kMode>(P::dy_slot, i, dy);
+      read_inputs<kMode>(kRead, i, in);
+      if constexpr (!kHasEarly) read<kMode>(P::dy_slot, i, dy);
       if constexpr (!kIsPlain<kMode>) states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
       const bool has_next = i + 1 < (kIsPlain<kMode> ? kLeaf : g.leaf);
@@ -520,22 +597,20 @@ struct RowLeaf {
       } else {
         before = next_state;
       }
-      advance(state, gain, opened.output_adjoint(in, after, dy), reset);
+      R x;
+      if constexpr (kHasEarly) {
+        read_adjoint<kMode>(i, x);
+        dy = x;  // which nothing that is left reads
+      } else {
+        x = opened.output_adjoint(in, after, dy);
+      }
+      advance(state, gain, x, reset);
       gain = opened.gain(in);
       opened.pullback(in, select(reset_here, zero, before), after, dy, state, din);
       if (is_last) leave = select(reset_here, zero, product(gain, state));
       reset = reset_here;
       if constexpr (kIsPlain<kMode>) after = before;
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) {
-        if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
-          sum[k] = sum[k] + din[k];
-        } else if (!P::has(P::vectors, k)) {
-          write<kMode>(g.din[k], kIsPlain<kMode> ? din_at[k] : din_at[k] + i * din_step[k],
-                       P::din_slot(k), i, din[k]);
-          if (kIsPlain<kMode>) din_at[k] = opaque(din_at[k] + din_step[k]);
-        }
-      }
+      gradients.template write<kMode>(i, din);
     }
     if constexpr (kIsPlain<kMode>) leave = product(gain, state);
   }
@@ -552,8 +627,7 @@ __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
 /// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
 /// of a row a thread, and a block's rows at a time.
 template <class P>
-__device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0,
-                                            char* slot) {
+__device__ __forceinline__ void stage_whole(const Steps& s, const char* start, char* slot) {
   using T = typename P::Type;
   constexpr int kBytes = P::vector_bytes, kRows = kThreads / P::band_vectors;
   char* to = slot + static_cast<int>(threadIdx.x) * kBytes;
@@ -566,10 +640,7 @@ __device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index
   }
   const int r = static_cast<int>(threadIdx.x) >> P::band_log2;
   const int c = static_cast<int>(threadIdx.x) & (P::band_vectors - 1);
-  const char* from =
-      s.data +
-      (t.row * s.batch + (t.position + r) * s.time + channel0) * static_cast<Index>(sizeof(T)) +
-      c * kBytes;
+  const char* from = start + r * s.time * static_cast<Index>(sizeof(T)) + c * kBytes;
   const Index step_bytes = opaque(s.time * static_cast<Index>(kRows * sizeof(T)));
 #pragma unroll
   for (int i = 0; i < P::leaf; ++i) {
@@ -729,16 +800,25 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   const int first_warp = team.number * team_warps, warp = block_warp - first_warp;
 
   await_clearing();
-  if (team.thread == 0) {
-    const unsigned ticket = g.levels > 0
-                                ? atomicAdd(g.ticket, 1u)
-                                : (blockIdx.x << g.teams_log2) + static_cast<unsigned>(team.number);
+  if (team.thread < kWarp) {
     Tile& tile = shared.tile[team.number];
-    if (ticket < g.tile_items * g.groups) {
-      tile = tile_of<kBackward>(g, ticket, rows);
-    } else {
-      tile = {};
-      tile.group = g.groups;  // which has no channels
+    if (lane == 0) {
+      const unsigned ticket = g.levels > 0 ? atomicAdd(g.ticket, 1u)
+                                           : (blockIdx.x << g.teams_log2) +
+                                                 static_cast<unsigned>(team.number);
+      if (ticket < g.tile_items * g.groups) {
+        tile = tile_of<kBackward>(g, ticket, rows);
+      } else {
+        tile = {};
+        tile.group = g.groups;  // which has no channels
+      }
+    }
+    __syncwarp();
+    if (lane < P::arrays) {
+      const Steps& s = P::array(g, lane);
+      shared.start[team.number][lane] =
+          s.data + (tile.row * s.batch + tile.position * s.time + tile.group * across * W * s.channel) *
+                       static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
     }
   }
   __syncthreads();
@@ -759,7 +839,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   if (g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels) {
 #pragma unroll
     for (int s = 0; s < P::slots; ++s) {
-      stage_whole<P>(staged_array<P>(g, s), t, channel0, slots + s * P::slot_bytes(P::leaf));
+      stage_whole<P>(staged_array<P>(g, s), shared.start[0][s], slots + s * P::slot_bytes(P::leaf));
     }
   } else {
 #pragma unroll 1
@@ -772,7 +852,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     enter[ch] =
         channel0 + ch < g.channels ? load_state<T>(g.enter, t.sequence, channel0 + ch) : zero;
   }
-  RowLeaf<P, T> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
+  RowLeaf<P, T> leaf(g, t, shared.start[team.number], cell, own_slots, kept, channel0, rows, team);
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
     leaf.entry_gain = Constant<R>::of(1);
@@ -844,7 +924,11 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   bool cut = false;
 #pragma unroll
   for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
-  if (mode != RowMode::general) {
+  if (mode == RowMode::plain_direct) {
+    leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
+  } else if (P::template early<T> != 0 && mode == RowMode::plain_staged) {
+    leaf.template map_in_pass<RowMode::plain_staged>(map, cut);
+  } else if (mode != RowMode::general) {
     leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
   } else {
     leaf.template map_in_pass<RowMode::general>(map, cut);
