@@ -28,8 +28,11 @@ struct ColumnPass : Pass<Cell, kBackward> {
   static constexpr int warps = column_warps(kept_arrays);
   static constexpr int wanted_blocks = 216 * 1024 / (warps * warp_bytes + 2 * 1024);
   // Fewer than fit, where threads need the registers more.
-  static constexpr int most_threads =
-      sizeof(T) == 16 ? 512 : (kBackward && sizeof(T) == 2 ? 768 : (leaf == 16 && sizeof(T) == 4 ? 640 : 1024));
+  static constexpr int most_threads = sizeof(T) == 16                    ? 512
+                                      : !kBackward || sizeof(T) == 8     ? 1024
+                                      : sizeof(T) == 2                   ? 768
+                                      : leaf < column_leaf(sizeof(T), 0) ? 640
+                                                                         : 1024;
   static constexpr int most_blocks = most_threads / (warps * kWarp);
   static constexpr int blocks =
       wanted_blocks < 1 ? 1 : (wanted_blocks < most_blocks ? wanted_blocks : most_blocks);
@@ -437,8 +440,8 @@ struct ColumnLeaf {
             if (has_step<kMode>(i + v)) {
               store_element<T>(
                   s.data,
-                  t.row * s.batch + (t.position + row(i + v)) * s.time + channel * s.channel,
-                  true, din[k].lane[v]);
+                  t.row * s.batch + (t.position + row(i + v)) * s.time + channel * s.channel, true,
+                  din[k].lane[v]);
             }
           }
         }
@@ -509,8 +512,7 @@ struct ColumnLeaf {
         before.lane[W - 1] = i + W < kLeaf ? read_row(P::states_slot, row(i + W)) : next_state;
       }
       // With early gradients, what dy adds to the adjoint is in its place.
-      const Affine<R> steps{opened.gain(in),
-                            kHasEarly ? dy : opened.output_adjoint(in, after, dy)};
+      const Affine<R> steps{opened.gain(in), kHasEarly ? dy : opened.output_adjoint(in, after, dy)};
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         if (!has_step<kMode>(i + v)) continue;

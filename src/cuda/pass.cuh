@@ -50,15 +50,24 @@ struct Pass {
   static constexpr bool opens = recomputes && opens_gates<Cell> && sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
-  /// Gradients of what `output` alone reads don't wait for the adjoint of the state: where they go
-  /// straight to memory, they do so as soon as the states are known. What dy adds to the adjoint
-  /// then takes dy's place, and that of one of those inputs too where elements have half its bits.
+  /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
+  /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =
       (Cell::output_inputs & Cell::map_inputs) == 0 ? Cell::output_inputs & all : 0;
   template <class T>
-  static constexpr unsigned early =
-      recomputes && (sizeof(T) == sizeof(Acc<T>) || (only_output & staged) != 0) ? only_output : 0;
-  static constexpr int spare_slot = slot(lowest(only_output & staged));
+  static constexpr unsigned early = recomputes && sizeof(T) == sizeof(Acc<T>) ? only_output : 0;
+  /// What the first run of the steps reads; the rest may arrive later. Forward and recomputed
+  /// states take the map, other adjoints the gain and dy.
+  static constexpr unsigned first_inputs =
+      staged & (backward && !recomputes ? Cell::gain_inputs & Cell::map_inputs : Cell::map_inputs);
+  static constexpr SCANRNN_HD bool is_first(int slot_number) {
+    if (backward && slot_number == dy_slot) return !recomputes;
+    if (reads_states && slot_number == states_slot) return false;
+    for (int k = 0; k < inputs; ++k) {
+      if (has(staged, k) && slot(k) == slot_number) return has(first_inputs, k);
+    }
+    return true;
+  }
   /// Where a gradient goes: its input's place, or that of dy.
   static constexpr SCANRNN_HD int din_slot(int input) {
     return has(staged, input) ? slot(input) : dy_slot;

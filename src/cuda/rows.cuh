@@ -56,15 +56,6 @@ struct RowPass : Pass<Cell, kBackward> {
     return Base::slots * slot_bytes(leaf_steps);
   }
 
-  /// Arrays that a tile has a part of: the staged ones, then the outputs.
-  static constexpr int arrays = Base::slots + (kBackward ? Base::inputs : 1);
-  static_assert(arrays <= kWarp);
-  static __device__ __forceinline__ const Steps& array(const Args& g, int number) {
-    if (number < Base::slots) return staged_array<Base>(g, number);
-    return kBackward ? g.din[number - Base::slots] : g.out;
-  }
-  static constexpr SCANRNN_HD int output(int input) { return Base::slots + input; }
-
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
   /// parts of the time axis that a warp holds; or one for each leaf.
   static constexpr SCANRNN_HD int maps(int across) {
@@ -104,7 +95,6 @@ struct RowShared {
   using A = Acc<typename P::Type>;
   static constexpr int channels = P::band_vectors * P::width;
   Tile tile[kMostTeams];
-  char* start[kMostTeams][P::arrays];         // of the tile in each array (RowPass::array)
   bool band_cut[kWarps];
   unsigned lane_cuts[kWarps];                 // a bit a lane
   bool leaf_cut[kThreads / P::band_vectors];  // where leaves are kept one by one
@@ -143,8 +133,6 @@ struct RowLeaf {
   using R = Lanes<T, W>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kOpens = P::template opens<T>;
-  template <RowMode kMode>
-  static constexpr unsigned kEarly = kMode == RowMode::plain_direct ? P::template early<T> : 0;
   using Opened = typename P::template Opened<T>;
   /// Cells unrolled would not fit into the instruction cache.
   template <RowMode kMode>
@@ -154,7 +142,6 @@ struct RowLeaf {
 
   const Args& g;
   const Tile& t;
-  char* const* start;  // of the tile in each array
   const Cell& cell;
   const Opened& opened;  // the same one
   char* slots;           // of the team
@@ -177,12 +164,11 @@ struct RowLeaf {
   R c_start;         // recomputed: before the leaf in the order of time
   R sum[P::inputs];  // of gradients
 
-  __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, char* const* starts,
-                                     const Cell& the_cell, char* staged, char* states,
-                                     Index channel0, int tile_rows, const Team& team)
+  __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
+                                     char* staged, char* states, Index channel0, int tile_rows,
+                                     const Team& team)
       : g(args),
         t(tile),
-        start(starts),
         cell(the_cell),
         opened(reinterpret_cast<const Opened&>(the_cell)),
         slots(staged),
@@ -262,31 +248,6 @@ struct RowLeaf {
   __device__ __forceinline__ void keep(int slot, int i, const R& value) const {
     store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
   }
-  /// What dy adds to the adjoint (Pass::early).
-  template <RowMode kMode>
-  __device__ __forceinline__ void keep_adjoint(int i, const R& value) const {
-    if constexpr (sizeof(T) == sizeof(A)) {
-      keep<kMode>(P::dy_slot, i, value);
-    } else {
-      Vector<A, W> whole;
-      memcpy(&whole, &value, sizeof(whole));
-      Vector<A, W / 2> half[2];
-      memcpy(half, &whole, sizeof(whole));
-      store_vector(vector_of<kMode>(P::dy_slot, i), half[0]);
-      store_vector(vector_of<kMode>(P::spare_slot, i), half[1]);
-    }
-  }
-  template <RowMode kMode>
-  __device__ __forceinline__ void read_adjoint(int i, R& to) const {
-    if constexpr (sizeof(T) == sizeof(A)) {
-      read<kMode>(P::dy_slot, i, to);
-    } else {
-      const Vector<A, W / 2> half[2] = {
-          load_vector<A, W / 2>(vector_of<kMode>(P::dy_slot, i)),
-          load_vector<A, W / 2>(vector_of<kMode>(P::spare_slot, i))};
-      memcpy(&to, half, sizeof(to));
-    }
-  }
   /// A row beyond the tile.
   __device__ __forceinline__ void read_outside(int slot, int r, R& to) const {
     const Steps& s = staged_array<P>(g, slot);
@@ -337,7 +298,7 @@ struct RowLeaf {
       R in[P::inputs];
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
-        if (!P::has(Cell::map_inputs & Cell::backward_inputs, k)) continue;
+        if (!P::has(P::first_inputs | P::vectors, k)) continue;
         if (P::has(P::vectors, k)) {
           in[k] = vector_in[k];
         } else if (outside) {
@@ -350,21 +311,41 @@ struct RowLeaf {
       if (is_reset(g, t, before)) resets |= kEntry;
     }
     if constexpr (P::reads_states) {
-      if (outside && !t.in_sequence(after)) {
+      if (!outside) return;  // take_next_state
+      if (!t.in_sequence(after)) {
 #pragma unroll
         for (int v = 0; v < W; ++v) {
           if (v < channels) next_state.lane[v] = load_state<T>(g.initial, t.sequence, channel + v);
         }
-      } else if (is_inside(after) != outside) {
-        if (outside) {
-          read_outside(P::states_slot, after, next_state);
-        } else {
-          widen<T>(load_vector<T, W>(place_of(P::states_slot, after)), next_state.lane);
-        }
+      } else if (!is_inside(after)) {
+        read_outside(P::states_slot, after, next_state);
       }
     }
   }
+  /// The same once the states have arrived.
+  __device__ __forceinline__ void take_next_state() {
+    const int after = row(g.leaf);
+    if (is_inside(after) && t.in_sequence(after)) {
+      widen<T>(load_vector<T, W>(place_of(P::states_slot, after)), next_state.lane);
+    }
+  }
 
+  /// Opens the inputs in `set` of step i, for the next time too.
+  template <RowMode kMode>
+  __device__ __forceinline__ void open(unsigned set, int i, R (&in)[P::inputs]) const {
+    R gates[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      gates[k] = P::has(set | P::vectors, k) ? in[k] : Constant<R>::of(0);
+    }
+    cell.open(gates);
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!P::has(Cell::opened_inputs & set, k)) continue;
+      in[k] = gates[k];
+      keep<kMode>(P::slot(k), i, in[k]);
+    }
+  }
   /// The map of a step, in the order of time. The first time inputs are opened, where that is done.
   template <RowMode kMode, bool kOpen, class F>
   __device__ __forceinline__ void each_step_in_time(F&& take) const {
@@ -372,16 +353,8 @@ struct RowLeaf {
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
       R in[P::inputs];
-      if constexpr (kOpens && kOpen) {
-        read_inputs<kMode>(Cell::backward_inputs, i, in);
-        cell.open(in);
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) {
-          if (P::has(Cell::opened_inputs, k)) keep<kMode>(P::slot(k), i, in[k]);
-        }
-      } else {
-        read_inputs<kMode>(Cell::map_inputs, i, in);
-      }
+      read_inputs<kMode>(Cell::map_inputs, i, in);
+      if constexpr (kOpens && kOpen) open<kMode>(Cell::map_inputs, i, in);
       take(i, opened.step(in), resets_at<kMode>(i));
     }
   }
@@ -420,9 +393,8 @@ struct RowLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) {
+  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
     R gain;
-    Gradients<kEarly<kMode>> early(*this);
     GainProduct<T> gains[W];
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
     if constexpr (P::backward) gain = entry_gain;
@@ -433,17 +405,14 @@ struct RowLeaf {
       Affine<R> step;
       if constexpr (P::backward) {
         R dy, after;
-        read_inputs<kMode>(Cell::backward_inputs, i, in);
+        // Where an array has the states, the adjoint's map is the gain and dy.
+        read_inputs<kMode>(P::recomputes ? Cell::backward_inputs : P::first_inputs | P::vectors, i,
+                           in);
         read<kMode>(P::dy_slot, i, dy);
-        states_after<kMode>(i, after);
+        if constexpr (P::recomputes) states_after<kMode>(i, after);
+        if constexpr (kOpens) open<kMode>(Cell::backward_inputs & ~Cell::map_inputs, i, in);
         step = {gain, opened.output_adjoint(in, after, dy)};
         gain = opened.gain(in);
-        if constexpr (kEarly<kMode> != 0) {
-          R din[P::inputs];
-          opened.pullback(in, after, after, dy, after, din);
-          keep_adjoint<kMode>(i, step.x);
-          early.template write<kMode>(i, din);
-        }
       } else {
         reset = resets_at<kMode>(i);
         read_inputs<kMode>(Cell::map_inputs, i, in);
@@ -465,42 +434,10 @@ struct RowLeaf {
     for (int v = 0; v < W; ++v) map[v].a = gains[v].value();
   }
 
-  /// Gradients of the inputs in kSet, on their way to memory or into sums.
-  template <unsigned kSet>
-  struct Gradients {
-    RowLeaf& leaf;
-    char* at[P::inputs];
-    Index step[P::inputs];
-
-    __device__ __forceinline__ explicit Gradients(RowLeaf& of) : leaf(of) {
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) {
-        if (!P::has(kSet & ~P::vectors, k)) continue;
-        at[k] = leaf.address_of(P::output(k));
-        step[k] = opaque(leaf.step_of(leaf.g.din[k]));
-      }
-    }
-    template <RowMode kMode>
-    __device__ __forceinline__ void write(int i, const R (&din)[P::inputs]) {
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) {
-        if (!P::has(kSet, k)) continue;
-        if (P::has(P::summed, k) && leaf.g.sum_slot[k] >= 0) {
-          leaf.sum[k] = leaf.sum[k] + din[k];
-        } else if (!P::has(P::vectors, k)) {
-          leaf.template write<kMode>(leaf.g.din[k], kIsPlain<kMode> ? at[k] : at[k] + i * step[k],
-                                     P::din_slot(k), i, din[k]);
-          if (kIsPlain<kMode>) at[k] = opaque(at[k] + step[k]);
-        }
-      }
-    }
-  };
-
-  /// Where step 0 of the leaf lies in an array.
-  __device__ __forceinline__ char* address_of(int number) const {
-    const Steps& s = P::array(g, number);
-    return start[number] + (from * s.time + column * W * s.channel) *
-                               static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
+  /// Where step 0 of the leaf lies in an output.
+  __device__ __forceinline__ char* address_of(const Steps& s) const {
+    return s.data + (t.row * s.batch + (t.position + from) * s.time + channel * s.channel) *
+                        static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
   }
   /// `at` is where step i lies in the output.
   template <RowMode kMode>
@@ -540,7 +477,7 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void finish_forward(R& state, R& leave) {
     const int last = kIsPlain<kMode> ? -1 : last_step();
-    char* out_at = address_of(P::output(0));
+    char* out_at = address_of(g.out);
     const Index out_step = opaque(step_of(g.out));
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
@@ -570,17 +507,21 @@ struct RowLeaf {
     const int last = kIsPlain<kMode> ? -1 : last_step();
     R gain = entry_gain, after;
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
-    constexpr bool kHasEarly = kEarly<kMode> != 0;
-    constexpr unsigned kRead = Cell::backward_inputs & (kHasEarly ? Cell::map_inputs : ~0u);
-    Gradients<P::all & ~kEarly<kMode>> gradients(*this);
+    char* din_at[P::inputs];
+    Index din_step[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      din_at[k] = address_of(g.din[k]);
+      din_step[k] = opaque(step_of(g.din[k]));
+    }
     if constexpr (kIsPlain<kMode>) states_after<kMode>(0, after);
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; ++i) {
       if (!has_step<kMode>(i)) continue;
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
       R in[P::inputs], dy, before, din[P::inputs];
-      read_inputs<kMode>(kRead, i, in);
-      if constexpr (!kHasEarly) read<kMode>(P::dy_slot, i, dy);
+      read_inputs<kMode>(Cell::backward_inputs, i, in);
+      read<kMode>(P::dy_slot, i, dy);
       if constexpr (!kIsPlain<kMode>) states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
       const bool has_next = i + 1 < (kIsPlain<kMode> ? kLeaf : g.leaf);
@@ -597,20 +538,22 @@ struct RowLeaf {
       } else {
         before = next_state;
       }
-      R x;
-      if constexpr (kHasEarly) {
-        read_adjoint<kMode>(i, x);
-        dy = x;  // which nothing that is left reads
-      } else {
-        x = opened.output_adjoint(in, after, dy);
-      }
-      advance(state, gain, x, reset);
+      advance(state, gain, opened.output_adjoint(in, after, dy), reset);
       gain = opened.gain(in);
       opened.pullback(in, select(reset_here, zero, before), after, dy, state, din);
       if (is_last) leave = select(reset_here, zero, product(gain, state));
       reset = reset_here;
       if constexpr (kIsPlain<kMode>) after = before;
-      gradients.template write<kMode>(i, din);
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
+          sum[k] = sum[k] + din[k];
+        } else if (!P::has(P::vectors, k)) {
+          write<kMode>(g.din[k], kIsPlain<kMode> ? din_at[k] : din_at[k] + i * din_step[k],
+                       P::din_slot(k), i, din[k]);
+          if (kIsPlain<kMode>) din_at[k] = opaque(din_at[k] + din_step[k]);
+        }
+      }
     }
     if constexpr (kIsPlain<kMode>) leave = product(gain, state);
   }
@@ -627,7 +570,8 @@ __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
 /// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
 /// of a row a thread, and a block's rows at a time.
 template <class P>
-__device__ __forceinline__ void stage_whole(const Steps& s, const char* start, char* slot) {
+__device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0,
+                                            char* slot) {
   using T = typename P::Type;
   constexpr int kBytes = P::vector_bytes, kRows = kThreads / P::band_vectors;
   char* to = slot + static_cast<int>(threadIdx.x) * kBytes;
@@ -640,7 +584,10 @@ __device__ __forceinline__ void stage_whole(const Steps& s, const char* start, c
   }
   const int r = static_cast<int>(threadIdx.x) >> P::band_log2;
   const int c = static_cast<int>(threadIdx.x) & (P::band_vectors - 1);
-  const char* from = start + r * s.time * static_cast<Index>(sizeof(T)) + c * kBytes;
+  const char* from =
+      s.data +
+      (t.row * s.batch + (t.position + r) * s.time + channel0) * static_cast<Index>(sizeof(T)) +
+      c * kBytes;
   const Index step_bytes = opaque(s.time * static_cast<Index>(kRows * sizeof(T)));
 #pragma unroll
   for (int i = 0; i < P::leaf; ++i) {
@@ -800,25 +747,16 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   const int first_warp = team.number * team_warps, warp = block_warp - first_warp;
 
   await_clearing();
-  if (team.thread < kWarp) {
+  if (team.thread == 0) {
+    const unsigned ticket = g.levels > 0
+                                ? atomicAdd(g.ticket, 1u)
+                                : (blockIdx.x << g.teams_log2) + static_cast<unsigned>(team.number);
     Tile& tile = shared.tile[team.number];
-    if (lane == 0) {
-      const unsigned ticket = g.levels > 0 ? atomicAdd(g.ticket, 1u)
-                                           : (blockIdx.x << g.teams_log2) +
-                                                 static_cast<unsigned>(team.number);
-      if (ticket < g.tile_items * g.groups) {
-        tile = tile_of<kBackward>(g, ticket, rows);
-      } else {
-        tile = {};
-        tile.group = g.groups;  // which has no channels
-      }
-    }
-    __syncwarp();
-    if (lane < P::arrays) {
-      const Steps& s = P::array(g, lane);
-      shared.start[team.number][lane] =
-          s.data + (tile.row * s.batch + tile.position * s.time + tile.group * across * W * s.channel) *
-                       static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
+    if (ticket < g.tile_items * g.groups) {
+      tile = tile_of<kBackward>(g, ticket, rows);
+    } else {
+      tile = {};
+      tile.group = g.groups;  // which has no channels
     }
   }
   __syncthreads();
@@ -836,23 +774,33 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   char* const own_slots = slots + team.number * team.threads * g.leaf * P::vector_bytes;
 
   // --- stage -----------------------------------------------------------------------------------
-  if (g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels) {
+  // What the first run of the leaves reads goes first.
+  const bool is_whole =
+      g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels;
+  const auto stage = [&](bool first) {
+    if (is_whole) {
 #pragma unroll
-    for (int s = 0; s < P::slots; ++s) {
-      stage_whole<P>(staged_array<P>(g, s), shared.start[0][s], slots + s * P::slot_bytes(P::leaf));
-    }
-  } else {
+      for (int s = 0; s < P::slots; ++s) {
+        if (P::is_first(s) != first) continue;
+        stage_whole<P>(staged_array<P>(g, s), t, channel0, slots + s * P::slot_bytes(P::leaf));
+      }
+    } else {
 #pragma unroll 1
-    for (int s = 0; s < P::slots; ++s) {
-      stage_rows<P>(staged_array<P>(g, s), g, t, channel0, rows,
-                    own_slots + s * P::slot_bytes(g.leaf), team);
+      for (int s = 0; s < P::slots; ++s) {
+        if (P::is_first(s) != first) continue;
+        stage_rows<P>(staged_array<P>(g, s), g, t, channel0, rows,
+                      own_slots + s * P::slot_bytes(g.leaf), team);
+      }
     }
-  }
+    end_copies();
+  };
+  stage(true);
+  stage(false);
   for (int ch = team.thread; ch < width; ch += team.threads) {
     enter[ch] =
         channel0 + ch < g.channels ? load_state<T>(g.enter, t.sequence, channel0 + ch) : zero;
   }
-  RowLeaf<P, T> leaf(g, t, shared.start[team.number], cell, own_slots, kept, channel0, rows, team);
+  RowLeaf<P, T> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
     leaf.entry_gain = Constant<R>::of(1);
@@ -873,7 +821,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
           has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
     }
   }
-  await_copies();
+  await_groups<1>();
   __syncthreads();
   // Opened inputs are taken once they all are.
   if constexpr (kBackward && !P::template opens<T>) leaf.take_neighbours(false);
@@ -896,6 +844,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
     const unsigned cuts = __ballot_sync(kAllLanes, (leaf.resets & ~leaf.kEntry) != 0);
     if (lane == 0) shared.lane_cuts[block_warp] = cuts;
+    await_groups<0>();
     __syncthreads();
     if constexpr (P::template opens<T>) {
       leaf.take_neighbours(false);
@@ -924,11 +873,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   bool cut = false;
 #pragma unroll
   for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
-  if (mode == RowMode::plain_direct) {
-    leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
-  } else if (P::template early<T> != 0 && mode == RowMode::plain_staged) {
-    leaf.template map_in_pass<RowMode::plain_staged>(map, cut);
-  } else if (mode != RowMode::general) {
+  if (mode != RowMode::general) {
     leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
   } else {
     leaf.template map_in_pass<RowMode::general>(map, cut);
@@ -966,6 +911,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
     cut = __shfl_up_sync(kAllLanes, static_cast<int>(cut), across) != 0 && lane >= across;
   }
+  await_groups<0>();
   __syncthreads();
 
   // --- the tree between tiles ------------------------------------------------------------------
@@ -1079,6 +1025,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       }
     }
   }
+  if constexpr (P::reads_states) leaf.take_next_state();
   R leave = Constant<R>::of(0);
   if (mode == RowMode::plain_direct) {
     leaf.template finish<RowMode::plain_direct>(state, leave);

@@ -101,13 +101,9 @@ constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes) {
 
 /// Leaves where steps lie side by side: steps that a thread runs, for one channel. Where many
 /// arrays are staged, shorter ones leave room for more warps.
-#ifndef CK_COL2
-#define CK_COL2 32
-#endif
 constexpr int column_leaf(std::size_t element_bytes, int staged_arrays) {
-  if (element_bytes == 2 && staged_arrays > 3) return CK_COL2;
   if (element_bytes > 4) return static_cast<int>(128 / element_bytes);
-  return element_bytes == 4 && staged_arrays > 3 ? 16 : 32;
+  return element_bytes == 4 && staged_arrays > 4 ? 16 : 32;
 }
 /// Words that nodes are apart there. Channels publish theirs at different times, and a sector that
 /// several of them share is fought for: (1, 2^20, 64) forward 0.73 of streaming at 16 bytes, 0.67
