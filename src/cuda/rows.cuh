@@ -777,25 +777,25 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   // What the first run of the leaves reads goes first.
   const bool is_whole =
       g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels;
-  const auto stage = [&](bool first) {
+  const auto stage = [&](bool late) {
     if (is_whole) {
 #pragma unroll
       for (int s = 0; s < P::slots; ++s) {
-        if (P::is_first(s) != first) continue;
+        if (P::is_late(s) != late) continue;
         stage_whole<P>(staged_array<P>(g, s), t, channel0, slots + s * P::slot_bytes(P::leaf));
       }
     } else {
 #pragma unroll 1
       for (int s = 0; s < P::slots; ++s) {
-        if (P::is_first(s) != first) continue;
+        if (P::is_late(s) != late) continue;
         stage_rows<P>(staged_array<P>(g, s), g, t, channel0, rows,
                       own_slots + s * P::slot_bytes(g.leaf), team);
       }
     }
     end_copies();
   };
-  stage(true);
   stage(false);
+  stage(true);
   for (int ch = team.thread; ch < width; ch += team.threads) {
     enter[ch] =
         channel0 + ch < g.channels ? load_state<T>(g.enter, t.sequence, channel0 + ch) : zero;
@@ -825,6 +825,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   __syncthreads();
   // Opened inputs are taken once they all are.
   if constexpr (kBackward && !P::template opens<T>) leaf.take_neighbours(false);
+  if constexpr (P::reads_states && !P::has_late) leaf.take_next_state();
   RowMode mode = leaf.mode();
 
   // --- states of before, where no array has them -------------------------------------------------
@@ -1025,7 +1026,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       }
     }
   }
-  if constexpr (P::reads_states) leaf.take_next_state();
+  if constexpr (P::reads_states && P::has_late) leaf.take_next_state();
   R leave = Constant<R>::of(0);
   if (mode == RowMode::plain_direct) {
     leaf.template finish<RowMode::plain_direct>(state, leave);
