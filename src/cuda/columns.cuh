@@ -16,18 +16,23 @@ namespace scanrnn::cuda {
 template <class Cell, bool kBackward, class T>
 struct ColumnPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
-  static constexpr int leaf = column_leaf(sizeof(T));
+  /// Arrays in shared memory, recomputed states among them.
+  static constexpr int kept_arrays = Base::slots + (Base::recomputes ? 1 : 0);
+  static constexpr int leaf = column_leaf(sizeof(T), kBackward ? kept_arrays : 0);
   static constexpr int rows = kWarp * leaf;  // of a warp: steps times channels
   static constexpr int slot_bytes = rows * static_cast<int>(sizeof(T));
   static constexpr int states_bytes =  // recomputed, (leaf + 1) a lane
       Base::recomputes ? kWarp * (leaf + 1) * static_cast<int>(sizeof(Acc<T>)) : 0;
   static constexpr int warp_bytes = Base::slots * slot_bytes + states_bytes;
   /// Warps of a block; a device with less shared memory runs fewer.
-  static constexpr int warps = column_warps(Base::slots + (Base::recomputes ? 1 : 0));
+  static constexpr int warps = column_warps(kept_arrays);
   static constexpr int wanted_blocks = 216 * 1024 / (warps * warp_bytes + 2 * 1024);
   // Fewer than fit, where threads need the registers more.
-  static constexpr int most_threads =
-      sizeof(T) == 16 ? 512 : (sizeof(T) == 2 && kBackward ? 768 : 1024);
+  static constexpr int most_threads = sizeof(T) == 16                    ? 512
+                                      : !kBackward || sizeof(T) == 8     ? 1024
+                                      : sizeof(T) == 2                   ? 768
+                                      : leaf < column_leaf(sizeof(T), 0) ? 640
+                                                                         : 1024;
   static constexpr int most_blocks = most_threads / (warps * kWarp);
   static constexpr int blocks =
       wanted_blocks < 1 ? 1 : (wanted_blocks < most_blocks ? wanted_blocks : most_blocks);
@@ -130,6 +135,11 @@ struct ColumnLeaf {
   using R = Lanes<T, W>;    // steps
   using One = Lanes<T, 1>;  // a step
   static constexpr bool kKeeps = P::template keeps_steps<T>;
+  static constexpr bool kOpens = P::template opens<T>;
+  using Opened = typename P::template Opened<T>;
+  template <ColumnMode kMode>
+  static constexpr unsigned kEarly =
+      kIsPlainColumn<kMode> && sizeof(T) == sizeof(A) ? P::template early<T> : 0;
   /// Cells unrolled would not fit into the instruction cache.
   template <ColumnMode kMode>
   static constexpr int kUnrolled =
@@ -138,6 +148,7 @@ struct ColumnLeaf {
   const Args& g;
   const Tile& t;
   const Cell& cell;
+  const Opened& opened;  // the same one
   char* slots;
   A* own_states;  // recomputed: [j] is the state before step j in the order of time
   bool ascending;
@@ -161,7 +172,11 @@ struct ColumnLeaf {
 
   __device__ __forceinline__ ColumnLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                         char* staged, int lane)
-      : g(args), t(tile), cell(the_cell), slots(staged) {
+      : g(args),
+        t(tile),
+        cell(the_cell),
+        opened(reinterpret_cast<const Opened&>(the_cell)),
+        slots(staged) {
     ascending = P::backward == g.reverse;
     const int each = kWarp >> g.across_log2;
     const int mine = lane >> (5 - g.across_log2);  // channel of the warp
@@ -300,14 +315,24 @@ struct ColumnLeaf {
     }
   }
 
-  /// The maps of the steps, in the order of time, which a backward pass goes against.
-  template <ColumnMode kMode, class F>
+  /// The maps of the steps, in the order of time, which a backward pass goes against. The first
+  /// time inputs are opened, where that is done.
+  template <ColumnMode kMode, bool kOpen, class F>
   __device__ __forceinline__ void each_step_in_time(F&& take) const {
 #pragma unroll 1
     for (int i = kLeaf - W; i >= 0; i -= W) {
       R in[P::inputs];
-      read_inputs<kMode>(Cell::map_inputs, i, in);
-      const Affine<R> steps = cell.step(in);
+      if constexpr (kOpens && kOpen) {
+        read_inputs<kMode>(Cell::backward_inputs, i, in);
+        cell.open(in);
+#pragma unroll
+        for (int k = 0; k < P::inputs; ++k) {
+          if (P::has(Cell::opened_inputs, k)) write<kMode>(P::slot(k), i, in[k]);
+        }
+      } else {
+        read_inputs<kMode>(Cell::map_inputs, i, in);
+      }
+      const Affine<R> steps = opened.step(in);
 #pragma unroll
       for (int v = W - 1; v >= 0; --v) {
         if (has_step<kMode>(i + v)) {
@@ -320,7 +345,7 @@ struct ColumnLeaf {
   }
   template <ColumnMode kMode>
   __device__ __forceinline__ void map_in_time(Affine<A>& map) const {
-    each_step_in_time<kMode>([&](int, const Affine<A>& step, bool reset) {
+    each_step_in_time<kMode, true>([&](int, const Affine<A>& step, bool reset) {
       map.x = reset ? step.x : fma(step.a, map.x, step.x);
       map.a = product(map.a, step.a);
     });
@@ -328,7 +353,7 @@ struct ColumnLeaf {
   template <ColumnMode kMode>
   __device__ __forceinline__ void recompute_states(A run) const {
     own_states[0] = run;
-    each_step_in_time<kMode>([&](int i, const Affine<A>& step, bool reset) {
+    each_step_in_time<kMode, kLeaf == kLeafSteps>([&](int i, const Affine<A>& step, bool reset) {
       run = reset ? step.x : fma(step.a, run, step.x);
       own_states[kLeaf - i] = run;
     });
@@ -346,7 +371,7 @@ struct ColumnLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <ColumnMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A>& map, bool& cut) const {
+  __device__ __forceinline__ void map_in_pass(Affine<A>& map, bool& cut) {
     A gain = entry_gain;
     GainProduct<T> gains;
     bool reset = !kIsPlainColumn<kMode> && entry_cut;
@@ -360,7 +385,13 @@ struct ColumnLeaf {
         read_inputs<kMode>(Cell::backward_inputs, i, in);
         read<kMode>(P::dy_slot, i, dy);
         states_after<kMode>(i, after);
-        steps = {cell.gain(in), cell.output_adjoint(in, after, dy)};
+        steps = {opened.gain(in), opened.output_adjoint(in, after, dy)};
+        if constexpr (kEarly<kMode> != 0) {
+          R din[P::inputs];
+          opened.pullback(in, after, after, dy, after, din);
+          write<kMode>(P::dy_slot, i, steps.x);
+          write_gradients<kMode, kEarly<kMode>>(i, din);
+        }
       } else {
         read_inputs<kMode>(Cell::map_inputs, i, in);
         steps = cell.step(in);
@@ -386,6 +417,36 @@ struct ColumnLeaf {
       }
     }
     map.a = gains.value();
+  }
+
+  /// Gradients of the inputs in kSet at steps [i, i + W).
+  template <ColumnMode kMode, unsigned kSet>
+  __device__ __forceinline__ void write_gradients(int i, const R (&din)[P::inputs]) {
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!P::has(kSet, k)) continue;
+      if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          if (has_step<kMode>(i + v)) sum[k] = sum[k] + din[k].lane[v];
+        }
+      } else if (!P::has(P::vectors, k) && g.din[k].data != nullptr) {
+        if (kIsPlainColumn<kMode> || !g.din[k].wide) {
+          write<kMode>(P::din_slot(k), i, din[k]);
+        } else {
+          const Steps& s = g.din[k];
+#pragma unroll
+          for (int v = 0; v < W; ++v) {
+            if (has_step<kMode>(i + v)) {
+              store_element<T>(
+                  s.data,
+                  t.row * s.batch + (t.position + row(i + v)) * s.time + channel * s.channel, true,
+                  din[k].lane[v]);
+            }
+          }
+        }
+      }
+    }
   }
 
   /// Runs the leaf from `state` on; what the pass writes goes to the slots. `leave` is where the
@@ -436,8 +497,9 @@ struct ColumnLeaf {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = 0; i < kLeaf; i += W) {
       if (!kIsPlainColumn<kMode> && (valid >> i) == 0) break;
+      constexpr bool kHasEarly = kEarly<kMode> != 0;
       R in[P::inputs], dy, after, before, adjoint = Constant<R>::of(0), din[P::inputs];
-      read_inputs<kMode>(Cell::backward_inputs, i, in);
+      read_inputs<kMode>(Cell::backward_inputs & (kHasEarly ? Cell::map_inputs : ~0u), i, in);
       read<kMode>(P::dy_slot, i, dy);
       states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
@@ -449,7 +511,8 @@ struct ColumnLeaf {
         for (int v = 0; v + 1 < W; ++v) before.lane[v] = after.lane[v + 1];
         before.lane[W - 1] = i + W < kLeaf ? read_row(P::states_slot, row(i + W)) : next_state;
       }
-      const Affine<R> steps{cell.gain(in), cell.output_adjoint(in, after, dy)};
+      // With early gradients, what dy adds to the adjoint is in its place.
+      const Affine<R> steps{opened.gain(in), kHasEarly ? dy : opened.output_adjoint(in, after, dy)};
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         if (!has_step<kMode>(i + v)) continue;
@@ -464,31 +527,8 @@ struct ColumnLeaf {
         }
         if (reset) before.lane[v] = zero;
       }
-      cell.pullback(in, before, after, dy, adjoint, din);
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) {
-        if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
-#pragma unroll
-          for (int v = 0; v < W; ++v) {
-            if (has_step<kMode>(i + v)) sum[k] = sum[k] + din[k].lane[v];
-          }
-        } else if (!P::has(P::vectors, k) && g.din[k].data != nullptr) {
-          if (kIsPlainColumn<kMode> || !g.din[k].wide) {
-            write<kMode>(P::din_slot(k), i, din[k]);
-          } else {
-            const Steps& s = g.din[k];
-#pragma unroll
-            for (int v = 0; v < W; ++v) {
-              if (has_step<kMode>(i + v)) {
-                store_element<T>(
-                    s.data,
-                    t.row * s.batch + (t.position + row(i + v)) * s.time + channel * s.channel,
-                    true, din[k].lane[v]);
-              }
-            }
-          }
-        }
-      }
+      opened.pullback(in, before, after, dy, adjoint, din);
+      write_gradients<kMode, P::all & ~kEarly<kMode>>(i, din);
     }
     if (kIsPlainColumn<kMode>) leave = product(gain, state);
   }
@@ -570,6 +610,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   await_copies();
   __syncwarp();
   if constexpr (kBackward) leaf.take_neighbours(false);
+  if constexpr (P::template opens<T>) __syncwarp();
   const ColumnMode mode = leaf.mode();
 
   // --- states of before, where no array has them -------------------------------------------------
@@ -581,7 +622,13 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
     if constexpr (kLeafSteps > kLeaf) {
       // Several leaves share a checkpoint: those that are earlier in time are later lanes.
       Affine<A> map = identity<Affine<A>>();
-      leaf.template map_in_time<ColumnMode::general>(map);
+      if (mode == ColumnMode::plain_up) {
+        leaf.template map_in_time<ColumnMode::plain_up>(map);
+      } else if (mode == ColumnMode::plain_down) {
+        leaf.template map_in_time<ColumnMode::plain_down>(map);
+      } else {
+        leaf.template map_in_time<ColumnMode::general>(map);
+      }
       const int behind = static_cast<int>(step0 % kLeafSteps) / kLeaf;
       for (int b = kLeafSteps / kLeaf - 1; b > 0; --b) {
         const int from_lane = (lane + b) % kWarp;

@@ -182,11 +182,22 @@ __device__ __forceinline__ void copy_async(char* shared, const char* global) {
 #endif
 }
 
-/// Until all that this thread copied has arrived.
-__device__ __forceinline__ void await_copies() {
+/// Ends a group of copies.
+__device__ __forceinline__ void end_copies() {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;\n\tcp.async.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
+}
+/// Until all that this thread copied has arrived, but for the last `kBehind` groups.
+template <int kBehind>
+__device__ __forceinline__ void await_groups() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kBehind) : "memory");
+#endif
+}
+__device__ __forceinline__ void await_copies() {
+  end_copies();
+  await_groups<0>();
 }
 
 /// Results are written once and read by nobody here: they leave the caches first.

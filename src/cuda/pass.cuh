@@ -50,6 +50,27 @@ struct Pass {
   static constexpr bool opens = recomputes && opens_gates<Cell> && sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
+  /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
+  /// the adjoint of the state, and what dy adds to that can take dy's place.
+  static constexpr unsigned only_output =
+      (Cell::output_inputs & Cell::map_inputs) == 0 ? Cell::output_inputs & all : 0;
+  template <class T>
+  static constexpr unsigned early = recomputes && sizeof(T) == sizeof(Acc<T>) ? only_output : 0;
+  /// What the first run of the steps reads. Forward and recomputed states take the map, other
+  /// adjoints the gain and dy.
+  static constexpr unsigned first_inputs =
+      staged & (backward && !recomputes ? Cell::gain_inputs & Cell::map_inputs : Cell::map_inputs);
+  /// Whether the rest may arrive later. The scan has no work to do meanwhile.
+  static constexpr bool has_late = !Cell::step_is_input;
+  static constexpr SCANRNN_HD bool is_late(int slot_number) {
+    if (!has_late) return false;
+    if (backward && slot_number == dy_slot) return recomputes;
+    if (reads_states && slot_number == states_slot) return true;
+    for (int k = 0; k < inputs; ++k) {
+      if (has(staged, k) && slot(k) == slot_number) return !has(first_inputs, k);
+    }
+    return false;
+  }
   /// Where a gradient goes: its input's place, or that of dy.
   static constexpr SCANRNN_HD int din_slot(int input) {
     return has(staged, input) ? slot(input) : dy_slot;

@@ -185,14 +185,17 @@ struct RowLeaf {
     channels = static_cast<int>(rest < 0 ? 0 : (rest < W ? rest : W));
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
+      sum[k] = Constant<R>::of(0);
+      if (!P::has(P::vectors, k)) continue;
+      vector_in[k] = Constant<R>::of(0);
+      const Steps& s = g.in[k];
+      if (s.data == nullptr) continue;
+      const Index step = opaque(s.channel * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T)));
+      const char* at = s.data + channel * step;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        sum[k].lane[v] = Constant<A>::of(0);
-        if (!P::has(P::vectors, k)) continue;
-        vector_in[k].lane[v] =
-            g.in[k].data != nullptr && v < channels
-                ? load_element<T>(g.in[k].data, (channel + v) * g.in[k].channel, g.in[k].wide)
-                : Constant<A>::of(0);
+        if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
+        at = opaque(at + step);
       }
     }
     if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
@@ -295,7 +298,7 @@ struct RowLeaf {
       R in[P::inputs];
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
-        if (!P::has(Cell::map_inputs & Cell::backward_inputs, k)) continue;
+        if (!P::has(P::first_inputs | P::vectors, k)) continue;
         if (P::has(P::vectors, k)) {
           in[k] = vector_in[k];
         } else if (outside) {
@@ -308,21 +311,41 @@ struct RowLeaf {
       if (is_reset(g, t, before)) resets |= kEntry;
     }
     if constexpr (P::reads_states) {
-      if (outside && !t.in_sequence(after)) {
+      if (!outside) return;  // take_next_state
+      if (!t.in_sequence(after)) {
 #pragma unroll
         for (int v = 0; v < W; ++v) {
           if (v < channels) next_state.lane[v] = load_state<T>(g.initial, t.sequence, channel + v);
         }
-      } else if (is_inside(after) != outside) {
-        if (outside) {
-          read_outside(P::states_slot, after, next_state);
-        } else {
-          widen<T>(load_vector<T, W>(place_of(P::states_slot, after)), next_state.lane);
-        }
+      } else if (!is_inside(after)) {
+        read_outside(P::states_slot, after, next_state);
       }
     }
   }
+  /// The same once the states have arrived.
+  __device__ __forceinline__ void take_next_state() {
+    const int after = row(g.leaf);
+    if (is_inside(after) && t.in_sequence(after)) {
+      widen<T>(load_vector<T, W>(place_of(P::states_slot, after)), next_state.lane);
+    }
+  }
 
+  /// Opens the inputs in `set` of step i, for the next time too.
+  template <RowMode kMode>
+  __device__ __forceinline__ void open(unsigned set, int i, R (&in)[P::inputs]) const {
+    R gates[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      gates[k] = P::has(set | P::vectors, k) ? in[k] : Constant<R>::of(0);
+    }
+    cell.open(gates);
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!P::has(Cell::opened_inputs & set, k)) continue;
+      in[k] = gates[k];
+      keep<kMode>(P::slot(k), i, in[k]);
+    }
+  }
   /// The map of a step, in the order of time. The first time inputs are opened, where that is done.
   template <RowMode kMode, bool kOpen, class F>
   __device__ __forceinline__ void each_step_in_time(F&& take) const {
@@ -330,16 +353,8 @@ struct RowLeaf {
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
       R in[P::inputs];
-      if constexpr (kOpens && kOpen) {
-        read_inputs<kMode>(Cell::backward_inputs, i, in);
-        cell.open(in);
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) {
-          if (P::has(Cell::opened_inputs, k)) keep<kMode>(P::slot(k), i, in[k]);
-        }
-      } else {
-        read_inputs<kMode>(Cell::map_inputs, i, in);
-      }
+      read_inputs<kMode>(Cell::map_inputs, i, in);
+      if constexpr (kOpens && kOpen) open<kMode>(Cell::map_inputs, i, in);
       take(i, opened.step(in), resets_at<kMode>(i));
     }
   }
@@ -390,9 +405,12 @@ struct RowLeaf {
       Affine<R> step;
       if constexpr (P::backward) {
         R dy, after;
-        read_inputs<kMode>(Cell::backward_inputs, i, in);
+        // Where an array has the states, the adjoint's map is the gain and dy.
+        read_inputs<kMode>(P::recomputes ? Cell::backward_inputs : P::first_inputs | P::vectors, i,
+                           in);
         read<kMode>(P::dy_slot, i, dy);
-        states_after<kMode>(i, after);
+        if constexpr (P::recomputes) states_after<kMode>(i, after);
+        if constexpr (kOpens) open<kMode>(Cell::backward_inputs & ~Cell::map_inputs, i, in);
         step = {gain, opened.output_adjoint(in, after, dy)};
         gain = opened.gain(in);
       } else {
@@ -756,18 +774,28 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   char* const own_slots = slots + team.number * team.threads * g.leaf * P::vector_bytes;
 
   // --- stage -----------------------------------------------------------------------------------
-  if (g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels) {
+  // What the first run of the leaves reads goes first.
+  const bool is_whole =
+      g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels;
+  const auto stage = [&](bool late) {
+    if (is_whole) {
 #pragma unroll
-    for (int s = 0; s < P::slots; ++s) {
-      stage_whole<P>(staged_array<P>(g, s), t, channel0, slots + s * P::slot_bytes(P::leaf));
-    }
-  } else {
+      for (int s = 0; s < P::slots; ++s) {
+        if (P::is_late(s) != late) continue;
+        stage_whole<P>(staged_array<P>(g, s), t, channel0, slots + s * P::slot_bytes(P::leaf));
+      }
+    } else {
 #pragma unroll 1
-    for (int s = 0; s < P::slots; ++s) {
-      stage_rows<P>(staged_array<P>(g, s), g, t, channel0, rows,
-                    own_slots + s * P::slot_bytes(g.leaf), team);
+      for (int s = 0; s < P::slots; ++s) {
+        if (P::is_late(s) != late) continue;
+        stage_rows<P>(staged_array<P>(g, s), g, t, channel0, rows,
+                      own_slots + s * P::slot_bytes(g.leaf), team);
+      }
     }
-  }
+    end_copies();
+  };
+  stage(false);
+  stage(true);
   for (int ch = team.thread; ch < width; ch += team.threads) {
     enter[ch] =
         channel0 + ch < g.channels ? load_state<T>(g.enter, t.sequence, channel0 + ch) : zero;
@@ -793,10 +821,11 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
           has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
     }
   }
-  await_copies();
+  await_groups<1>();
   __syncthreads();
   // Opened inputs are taken once they all are.
   if constexpr (kBackward && !P::template opens<T>) leaf.take_neighbours(false);
+  if constexpr (P::reads_states && !P::has_late) leaf.take_next_state();
   RowMode mode = leaf.mode();
 
   // --- states of before, where no array has them -------------------------------------------------
@@ -816,6 +845,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
     const unsigned cuts = __ballot_sync(kAllLanes, (leaf.resets & ~leaf.kEntry) != 0);
     if (lane == 0) shared.lane_cuts[block_warp] = cuts;
+    await_groups<0>();
     __syncthreads();
     if constexpr (P::template opens<T>) {
       leaf.take_neighbours(false);
@@ -882,6 +912,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
     cut = __shfl_up_sync(kAllLanes, static_cast<int>(cut), across) != 0 && lane >= across;
   }
+  await_groups<0>();
   __syncthreads();
 
   // --- the tree between tiles ------------------------------------------------------------------
@@ -995,6 +1026,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       }
     }
   }
+  if constexpr (P::reads_states && P::has_late) leaf.take_next_state();
   R leave = Constant<R>::of(0);
   if (mode == RowMode::plain_direct) {
     leaf.template finish<RowMode::plain_direct>(state, leave);

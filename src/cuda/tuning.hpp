@@ -44,9 +44,37 @@
 // left nothing to run while an exponential waits. What made no difference or lost: blocks of 128
 // threads (backward 0.60 for sru, forward at 1,65536,512 0.71 instead of 0.78), leaves of four
 // steps where three arrays are staged (0.69 instead of 0.72 at 1,65536,512), loops written out
-// once, twice or four times. Backward is now bound by what is on its way: five slots of 16 KB leave
-// two blocks a multiprocessor, 16 warps, which issue 0.45 a cycle and wait at barriers and for data
-// a third of their time.
+// once, twice or four times.
+//
+// Then a block's way from its ticket to its last store was what counted, more than instructions:
+// backward five slots of 16 KB leave two blocks a multiprocessor, 16 warps, which issue 0.5 a
+// cycle. A third of a warp's time passes in the loops over steps; the ticket takes a tenth of it,
+// the arrays another, the tree a fourteenth, and the sums of two biases a twentieth. So the leaves
+// start on what their first run reads while the rest arrives (before, after):
+//
+//   16,4096,512   forward float32   backward float32   forward bfloat16
+//   sru               0.87, 0.88         0.67, 0.67         0.53, 0.57
+//   qrnn_fo           0.74, 0.77         0.61, 0.63         0.51, 0.52
+//   gilr              0.82, 0.82         0.70, 0.73         0.53, 0.54
+//   rg_lru            0.75, 0.73         0.60, 0.62         0.34, 0.36
+//
+// (bfloat16 also by vector inputs that are read without a product for each address: 417
+// instructions a warp and tile of sru's 2,900.) Backward of the scan lost by it in bfloat16, 0.74
+// instead of 0.77. What else lost: the gradients of what only the output reads written early, as
+// soon as states are known (sru backward 0.67 before the node is published, which then comes later:
+// 0.27 instead of 0.33 in bfloat16 at 1,65536,512; 0.63 behind it), though it saves a tenth of the
+// instructions; one warp working out for all where the tile begins in each array, which saves 30
+// instructions an array and thread and makes the way to the first load longer (forward 0.86 instead
+// of 0.87).
+//
+// Columns, backward: warps that each hold 25 KB of five arrays and the states are eight a
+// multiprocessor and issue 0.37 a cycle. Leaves of 16 steps instead of 32 make them sixteen; gates
+// are opened once, and early gradients, which stay in their slots, are a gain here. At 16,4096,512,
+// float32: sru 0.55, now 0.63; qrnn_fo 0.45, 0.59; min_lstm 0.63, 0.68; rg_lru 0.50, 0.60. With
+// four arrays (gilr 0.61 instead of 0.68) and in bfloat16 (sru 0.39 instead of 0.42) shorter leaves
+// lose. Nor did blocks of three warps, eighteen a multiprocessor, help (sru 0.62), or arrays that
+// arrive later (sru 0.63, qrnn_fo 0.57, gilr 0.66, min_lstm 0.70; forward bfloat16 0.69 instead of
+// 0.72).
 //
 // The 16-bit types have half the time for an element, and no slot wide enough to keep a step in:
 // gates are computed twice. Forward eight channels a thread are best (gilr 0.52, four 0.47),
@@ -99,9 +127,11 @@ constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes) {
   return (staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes;
 }
 
-/// Leaves where steps lie side by side: steps that a thread runs, for one channel.
-constexpr int column_leaf(std::size_t element_bytes) {
-  return element_bytes <= 4 ? 32 : static_cast<int>(128 / element_bytes);
+/// Leaves where steps lie side by side: steps that a thread runs, for one channel. Where many
+/// arrays are staged, shorter ones leave room for more warps.
+constexpr int column_leaf(std::size_t element_bytes, int staged_arrays) {
+  if (element_bytes > 4) return static_cast<int>(128 / element_bytes);
+  return element_bytes == 4 && staged_arrays > 4 ? 16 : 32;
 }
 /// Words that nodes are apart there. Channels publish theirs at different times, and a sector that
 /// several of them share is fought for: (1, 2^20, 64) forward 0.73 of streaming at 16 bytes, 0.67

@@ -43,6 +43,7 @@ struct CellBase {
   static constexpr unsigned broadcast_inputs = 0;  ///< bit i: in[i] may be of size 1 on any axis
   static constexpr unsigned state_inputs = ~0u;    ///< bit i: the gradient of in[i] reads c_prev
   static constexpr unsigned output_inputs = ~0u;   ///< bit i: `output` reads in[i]
+  static constexpr unsigned gain_inputs = ~0u;     ///< bit i: `gain` reads in[i]
   static constexpr bool step_is_input = false;     ///< `step` only hands inputs on
   static constexpr const char* state = "h";        ///< its initial value is "h0"
 
@@ -71,7 +72,7 @@ using Prepared = typename PreparedType<Cell>::Type;
 
 /// A cell may also name a type `Opened`, with the same data, for executors that run a step several
 /// times: its `open(in)` turns the inputs in `opened_inputs`, none of them a vector, into what the
-/// members of Opened then find in their place.
+/// members of Opened then find in their place, each from itself and vectors alone.
 template <class Cell, class = void>
 struct OpenedOf {
   using Type = Cell;

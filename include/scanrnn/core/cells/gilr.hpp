@@ -32,6 +32,7 @@ struct GilrCell : CellBase {
   static constexpr unsigned map_inputs = 0b111;
   static constexpr unsigned backward_inputs = 0b111;
   static constexpr unsigned output_inputs = 0;
+  static constexpr unsigned gain_inputs = 1u << kGate | 1u << kBound;
   static constexpr unsigned vector_inputs = 1u << kBound;
   static constexpr unsigned optional_inputs = 1u << kBound;
   static constexpr unsigned state_inputs = 1u << kGate | 1u << kBound;

@@ -34,6 +34,7 @@ struct MinLstmCell : CellBase {
   static constexpr unsigned map_inputs = 0b111;
   static constexpr unsigned backward_inputs = 0b111;
   static constexpr unsigned output_inputs = 0;
+  static constexpr unsigned gain_inputs = 1u << kForget | 1u << kInput;
   static constexpr unsigned state_inputs = 1u << kForget | 1u << kInput;
   static constexpr bool state_is_output = true;
 

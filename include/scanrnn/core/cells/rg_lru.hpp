@@ -34,6 +34,7 @@ struct RgLru : CellBase {
   static constexpr unsigned map_inputs = 0b1111;
   static constexpr unsigned backward_inputs = 0b1111;
   static constexpr unsigned output_inputs = 0;
+  static constexpr unsigned gain_inputs = 1u << kGate | 1u << kLambda;
   static constexpr unsigned vector_inputs = 1u << kLambda;
   static constexpr unsigned state_inputs = 1u << kGate | 1u << kLambda;
   static constexpr bool state_is_output = true;
