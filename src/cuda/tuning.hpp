@@ -39,17 +39,18 @@
 // kernel that waits for nobody, and is wrong: 0.96, 0.95, 0.96 (1,2^20,64; 1,65536,512;
 // 4,262144,32), and 0.91 at 8,2048,1024, where it is the clearing and the ends that cost. Its load
 // takes 5 us where this one's takes 3: what is missing is not bytes on their way but tiles that
-// finish. What helped, in order:
+// finish. What helped, in order (the last line, as the benchmark has it, with backward):
 //
-//                                          1,2^20,64  4,262144,32  1,65536,512  8,2048,1024
-//   as it was                                0.76        0.78         0.85         0.86
+//                                          1,2^20,64   4,262144,32  1,65536,512  8,2048,1024
+//   as it was                                0.76         0.78         0.85         0.86
 //   nodes that are missing asked for
-//   all at once, not one after another       0.78        0.78         0.855        0.87
+//   all at once, not one after another       0.78         0.78         0.855        0.87
 //   whole tiles in a kernel of their own
-//   that tests nothing (run_rows, kWhole)    0.81        0.81         0.88         0.89
+//   that tests nothing (run_rows, kWhole)    0.81         0.81         0.88         0.89
 //   there no resets, every thread works out
-//   its tile, warps copy their own rows      0.83        0.85         0.90         0.90
-//   (backward, before and after)          0.80, 0.86  0.82, 0.87   0.87, 0.93   0.86, 0.93
+//   its tile, warps copy their own rows      0.83         0.85         0.90         0.90
+//   forward, backward before               0.77, 0.79   0.78, 0.82   0.86, 0.88   0.88, 0.86
+//   and after                              0.825, 0.85  0.84, 0.85   0.90, 0.92   0.90, 0.90
 //
 // The lean kernel has 0.86, 0.87, 0.915, 0.90: what is left of the difference is instructions.
 // Tried in it on top of that: nodes of 8 tiles multiplied anew by whoever needs them, from the maps
