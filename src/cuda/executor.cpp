@@ -309,6 +309,12 @@ Plan make_plan(const Problem& p, int device) {
     g.has_wide = g.has_wide || g.din[i].wide;
     g.is_direct = g.is_direct && (g.din[i].wide || g.din[i].vector);
   }
+  if (plan.way == Way::rows && kernels.whole.function != nullptr && g.is_regular && g.is_direct &&
+      !g.has_wide && slots == 0 && g.cu_seqlens == nullptr && g.lengths == nullptr &&
+      g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
+    plan.kernel = &kernels.whole;
+    plan.prepared = &prepared.whole;
+  }
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
   return plan;
 }

@@ -95,6 +95,7 @@ struct RowShared {
   using A = Acc<typename P::Type>;
   static constexpr int channels = P::band_vectors * P::width;
   Tile tile[kMostTeams];
+  unsigned ticket;
   bool band_cut[kWarps];
   unsigned lane_cuts[kWarps];                 // a bit a lane
   bool leaf_cut[kThreads / P::band_vectors];  // where leaves are kept one by one
@@ -568,22 +569,21 @@ __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
 }
 
 /// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
-/// of a row a thread, and a block's rows at a time.
-template <class P>
-__device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0,
+/// of a row a thread, row r first and every kRows-th one from there on.
+template <class P, int kRows>
+__device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0, int r,
                                             char* slot) {
   using T = typename P::Type;
-  constexpr int kBytes = P::vector_bytes, kRows = kThreads / P::band_vectors;
-  char* to = slot + static_cast<int>(threadIdx.x) * kBytes;
+  constexpr int kBytes = P::vector_bytes;
+  const int c = static_cast<int>(threadIdx.x) & (P::band_vectors - 1);
+  char* to = slot + ((r << P::band_log2) + c) * kBytes;
   if (s.data == nullptr) {
 #pragma unroll
     for (int i = 0; i < P::leaf; ++i) {
-      store_vector(to + i * (kThreads * kBytes), typename P::Elements{});
+      store_vector(to + i * (kRows * P::band_vectors * kBytes), typename P::Elements{});
     }
     return;
   }
-  const int r = static_cast<int>(threadIdx.x) >> P::band_log2;
-  const int c = static_cast<int>(threadIdx.x) & (P::band_vectors - 1);
   const char* from =
       s.data +
       (t.row * s.batch + (t.position + r) * s.time + channel0) * static_cast<Index>(sizeof(T)) +
@@ -591,7 +591,7 @@ __device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index
   const Index step_bytes = opaque(s.time * static_cast<Index>(kRows * sizeof(T)));
 #pragma unroll
   for (int i = 0; i < P::leaf; ++i) {
-    copy_async<kBytes>(to + i * (kThreads * kBytes), from);
+    copy_async<kBytes>(to + i * (kRows * P::band_vectors * kBytes), from);
     from = opaque(from + step_bytes);
   }
 }
@@ -726,14 +726,44 @@ __device__ __forceinline__ void pad_rows(const Steps& s, const Args& g, const Ti
   }
 }
 
-template <class Cell, class T, bool kBackward>
+/// What a kernel is told. Where every tile is whole and everything regular, the compiler hears of
+/// it and leaves out what it would have to test.
+template <class P, bool kWhole>
+__device__ __forceinline__ decltype(auto) known(const Args& args) {
+  if constexpr (kWhole) {
+    Args g = args;
+    g.cu_seqlens = g.lengths = nullptr;
+    g.reset = nullptr;
+    g.across_log2 = P::band_log2;
+    g.leaf = P::leaf;
+    g.teams_log2 = 0;
+    g.is_direct = g.is_regular = true;
+    g.has_wide = false;
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      g.sum_slot[k] = -1;
+      g.din[k].wide = false;
+    }
+    g.out.wide = false;
+    return g;
+  } else {
+    return (args);
+  }
+}
+
+/// kWhole: for calls that are regular and direct, without a reset or a sum over time, where tiles
+/// divide all rows' steps and channels.
+template <class Cell, class T, bool kBackward, bool kWhole = false>
 __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks()))
-    run_rows(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
+    run_rows(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
   using P = RowPass<Cell, kBackward, T>;
+  const Args& g = known<P, kWhole>(args);
   using A = Acc<T>;
   constexpr int W = P::width;
   using R = Lanes<T, W>;
   const A zero = Constant<A>::of(0);
+  /// Whether a warp needs no rows but those of its leaves.
+  constexpr bool kAlone = kWhole && !kBackward;
 
   extern __shared__ __align__(128) char slots[];
   __shared__ RowShared<P> shared;
@@ -751,17 +781,22 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     const unsigned ticket = g.levels > 0
                                 ? atomicAdd(g.ticket, 1u)
                                 : (blockIdx.x << g.teams_log2) + static_cast<unsigned>(team.number);
-    Tile& tile = shared.tile[team.number];
-    if (ticket < g.tile_items * g.groups) {
-      tile = tile_of<kBackward>(g, ticket, rows);
+    if constexpr (kWhole) {
+      shared.ticket = ticket;
+    } else if (ticket < g.tile_items * g.groups) {
+      shared.tile[team.number] = tile_of<kBackward>(g, ticket, rows);
     } else {
+      Tile& tile = shared.tile[team.number];
       tile = {};
       tile.group = g.groups;  // which has no channels
     }
   }
   __syncthreads();
-  const Tile& t = shared.tile[team.number];  // not a copy: it would take 26 registers
-  const int width = across * W;              // channels of the tile
+  // No copies of shared ones, which would take 26 registers. Of whole tiles little has to be known.
+  Tile whole;
+  if constexpr (kWhole) whole = tile_of<kBackward>(g, shared.ticket, rows);
+  const Tile& t = kWhole ? whole : shared.tile[team.number];
+  const int width = across * W;  // channels of the tile
   const Index channel0 = t.group * width;
   char* const kept = slots + P::staged_bytes(g.leaf);
   A* const in_time_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
@@ -774,15 +809,21 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   char* const own_slots = slots + team.number * team.threads * g.leaf * P::vector_bytes;
 
   // --- stage -----------------------------------------------------------------------------------
-  // What the first run of the leaves reads goes first.
+  // What the first run of the leaves reads goes first. Of whole tiles a warp copies the rows of its
+  // own leaves where nobody else reads them.
   const bool is_whole =
-      g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels;
+      kWhole || (g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels);
+  constexpr int kRows = kAlone ? P::band_leaves : kThreads / P::band_vectors;
+  const int band = g.reverse ? kWarps - 1 - block_warp : block_warp;
+  const int first_row = kAlone ? band * P::band_leaves * P::leaf + lane / P::band_vectors
+                               : static_cast<int>(threadIdx.x) / P::band_vectors;
   const auto stage = [&](bool late) {
     if (is_whole) {
 #pragma unroll
       for (int s = 0; s < P::slots; ++s) {
         if (P::is_late(s) != late) continue;
-        stage_whole<P>(staged_array<P>(g, s), t, channel0, slots + s * P::slot_bytes(P::leaf));
+        stage_whole<P, kRows>(staged_array<P>(g, s), t, channel0, first_row,
+                              slots + s * P::slot_bytes(P::leaf));
       }
     } else {
 #pragma unroll 1
@@ -797,10 +838,15 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   stage(false);
   stage(true);
   for (int ch = team.thread; ch < width; ch += team.threads) {
-    enter[ch] =
-        channel0 + ch < g.channels ? load_state<T>(g.enter, t.sequence, channel0 + ch) : zero;
+    enter[ch] = kWhole || channel0 + ch < g.channels
+                    ? load_state<T>(g.enter, t.sequence, channel0 + ch)
+                    : zero;
   }
   RowLeaf<P, T> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
+  if constexpr (kWhole) {
+    leaf.valid = (1u << P::leaf) - 1;
+    leaf.channels = W;
+  }
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
     leaf.entry_gain = Constant<R>::of(1);
@@ -822,11 +868,15 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     }
   }
   await_groups<1>();
-  __syncthreads();
+  if constexpr (kAlone) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
   // Opened inputs are taken once they all are.
   if constexpr (kBackward && !P::template opens<T>) leaf.take_neighbours(false);
   if constexpr (P::reads_states && !P::has_late) leaf.take_next_state();
-  RowMode mode = leaf.mode();
+  RowMode mode = kWhole ? RowMode::plain_direct : leaf.mode();
 
   // --- states of before, where no array has them -------------------------------------------------
   if constexpr (P::recomputes) {
@@ -849,7 +899,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     __syncthreads();
     if constexpr (P::template opens<T>) {
       leaf.take_neighbours(false);
-      mode = leaf.mode();
+      mode = kWhole ? RowMode::plain_direct : leaf.mode();
     }
     // The leaves since the checkpoint: what is b earlier in time is b later in the pass.
     for (int b = since_checkpoint; b > 0; --b) {
@@ -917,9 +967,9 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
 
   // --- the tree between tiles ------------------------------------------------------------------
   const auto total = [&](int b, int ch) -> Segment<A> {
-    return {{maps_a[b * width + ch], maps_x[b * width + ch]}, shared.band_cut[b]};
+    return {{maps_a[b * width + ch], maps_x[b * width + ch]}, !kWhole && shared.band_cut[b]};
   };
-  const bool is_idle = t.low >= t.high;
+  const bool is_idle = !kWhole && t.low >= t.high;
   if (g.levels > 0) {
     constexpr Index kWords = Node<A>::words;
     const Index stride = g.groups * width * kWords;
@@ -942,7 +992,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         Segment<A> own = band[0];
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
           const A before = own.map.x;
-          own = merge(await_level<A>(nodes_of(ch), stride, t.number, level), own);
+          own = merge(await_level<A, !kWhole>(nodes_of(ch), stride, t.number, level), own);
           tracer.tiles(level, channel0 + ch, before, own);
         }
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
@@ -952,7 +1002,8 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         const int level = part / kGroups, first = part % kGroups * kAhead;
         if (digit_of(t.number, level) <= first) continue;
         for (int ch = lane; ch < width; ch += kWarp) {
-          const Segment<A> before = await_group<A>(nodes_of(ch), stride, t.number, level, first);
+          const Segment<A> before =
+              await_group<A, !kWhole>(nodes_of(ch), stride, t.number, level, first);
           part_a[part * width + ch] = before.map.a;
           part_x[part * width + ch] = before.map.x;
           if (ch == 0) shared.part_cut[part] = before.cut;
@@ -1001,7 +1052,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
           if (digit <= group * kAhead) break;
           const int part = level * kGroups + group;
           run = apply(Segment<A>{{part_a[part * width + ch], part_x[part * width + ch]},
-                                 shared.part_cut[part]},
+                                 !kWhole && shared.part_cut[part]},
                       run);
         }
       }
@@ -1054,6 +1105,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     pad_rows<T>(s, g, t, channel0,
                 static_cast<int>(min(static_cast<Index>(width), g.channels - channel0)), team);
   };
+  if constexpr (kWhole) return;
   if constexpr (kBackward) {
     if (!g.is_direct) __syncthreads();
 #pragma unroll 1

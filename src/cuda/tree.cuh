@@ -90,41 +90,55 @@ inline constexpr int kGroups = (kRadix - 1 + kAhead - 1) / kAhead;
 
 /// The product of the nodes that precede `tile` at `level`, those from number `first` on and kAhead
 /// at most, for one channel of one thread. `nodes` is the sequence's first node of that channel,
-/// and nodes of neighbouring tiles are `stride` words apart.
-template <class R>
+/// and nodes of neighbouring tiles are `stride` words apart. Without kMayCut no map has a reset.
+template <class R, bool kMayCut = true>
 __device__ __forceinline__ Segment<R> await_group(const Word* nodes, Index stride, Index tile,
                                                   int level, int first) {
-  constexpr int kAtOnce = Node<R>::words == 1 ? kAhead : 1;
   const int count = digit_of(tile, level) - first;
   nodes += node_tile(tile, level, first) * stride;
   stride <<= kRadixLog2 * level;
+  constexpr int kAtOnce = Node<R>::words == 1 ? kAhead : 1;
   Segment<R> product{identity<Affine<R>>(), false};
 #pragma unroll
   for (int i = 0; i < kAhead; i += kAtOnce) {
     if (i >= count) break;
+    // All that are missing are asked for at once: one after the other, each would go its way
+    // through the cache anew.
     Node<R> node[kAtOnce];
+    bool is_missing[kAtOnce], any = true;
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      if (i + j < count) node[j].load(nodes + (i + j) * stride);
+    for (int j = 0; j < kAtOnce; ++j) is_missing[j] = i + j < count;
+    while (any) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (is_missing[j]) node[j].load(nodes + (i + j) * stride);
+      }
+      any = false;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        is_missing[j] = is_missing[j] && !node[j].is_published();
+        any = any || is_missing[j];
+      }
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       if (i + j >= count) break;
-      while (!node[j].is_published()) node[j].load(nodes + (i + j) * stride);
-      product = i + j == 0 ? node[j].segment() : merge(product, node[j].segment());
+      Segment<R> next = node[j].segment();
+      if (!kMayCut) next.cut = false;
+      product = i + j == 0 ? next : merge(product, next);
     }
   }
   return product;
 }
 
 /// The product of all nodes that precede `tile` at `level`.
-template <class R>
+template <class R, bool kMayCut = true>
 __device__ __forceinline__ Segment<R> await_level(const Word* nodes, Index stride, Index tile,
                                                   int level) {
-  Segment<R> product = await_group<R>(nodes, stride, tile, level, 0);
+  Segment<R> product = await_group<R, kMayCut>(nodes, stride, tile, level, 0);
 #pragma unroll 1
   for (int first = kAhead; first < digit_of(tile, level); first += kAhead) {
-    product = merge(product, await_group<R>(nodes, stride, tile, level, first));
+    product = merge(product, await_group<R, kMayCut>(nodes, stride, tile, level, first));
   }
   return product;
 }

@@ -28,6 +28,42 @@
 // nothing changed where sequences are few (1,2^20,64: 0.75, as without), and where that reaches
 // over tens of megabytes lines were gone before they were read (16,8192,1024: 0.64).
 //
+// Where a tile's time goes, by stamps of the clock in a lean kernel of the same algorithm, mean us:
+//
+//                     ticket  copies  data arrive  leaves  tree  finish  until the next one starts
+//   1,2^20,64           0.7     0.5       2.3        0.4    5.0    0.9     0.4
+//   1,65536,512         0.9     0.5       2.7        0.4    3.5    0.9     0.6
+//
+// A hop of the tree takes 2 to 2.5 us (a node of 8 tiles is out 3 us after its last leaf, one of 64
+// after 5, one of 512 after 5.5 to 6), of which the tiles' different pace is 0.3 to 0.9. The same
+// kernel that waits for nobody, and is wrong: 0.96, 0.95, 0.96 (1,2^20,64; 1,65536,512;
+// 4,262144,32), and 0.91 at 8,2048,1024, where it is the clearing and the ends that cost. Its load
+// takes 5 us where this one's takes 3: what is missing is not bytes on their way but tiles that
+// finish. What helped, in order (the last line, as the benchmark has it, with backward):
+//
+//                                          1,2^20,64   4,262144,32  1,65536,512  8,2048,1024
+//   as it was                                0.76         0.78         0.85         0.86
+//   nodes that are missing asked for
+//   all at once, not one after another       0.78         0.78         0.855        0.87
+//   whole tiles in a kernel of their own
+//   that tests nothing (run_rows, kWhole)    0.81         0.81         0.88         0.89
+//   there no resets, every thread works out
+//   its tile, warps copy their own rows      0.83         0.85         0.90         0.90
+//   forward, backward before               0.77, 0.79   0.78, 0.82   0.86, 0.88   0.88, 0.86
+//   and after                              0.825, 0.85  0.84, 0.85   0.90, 0.92   0.90, 0.90
+//
+// The lean kernel has 0.86, 0.87, 0.915, 0.90: what is left of the difference is instructions.
+// Tried in it on top of that: nodes of 8 tiles multiplied anew by whoever needs them, from the maps
+// of all 63 tiles before, so that a prefix is one hop or two away instead of up to four: 0.885,
+// 0.875, 0.915, 0.90, but 0.90 instead of 0.92 at 16,8192,1024. Data in registers (128 of them, two
+// blocks that stay) while shared memory takes the next tile, which is published before the last one
+// waits: 0.825 with a buffer a block and 0.72 to 0.80 with one and a half (its 6 us a tile hide no
+// fold, and every fold stops a block); with nodes multiplied anew 0.88 and 0.82, 0.89 at
+// 1,65536,512: more tiles on their way, each later. Copies and stores of rows by the bulk engine,
+// 128 bytes each: 0.73 to 0.86; stores of whole lines through shared memory 0.79; reads marked as
+// first to be evicted 0.80 at 4,262144,32 instead of 0.855; stores that stay in the caches 0.70.
+// Clusters were not tried. They would spare the first hop, 2 of the 5 us.
+//
 // Cells were another matter, bound by instructions: 110 to 310 an element where memory leaves time
 // for 80 to 250 at full issue (a scheduler issues 0.5 to 0.6 a cycle). Shares at 16,4096,512,
 // float32:

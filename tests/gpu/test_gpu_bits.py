@@ -45,6 +45,7 @@ def sru_case(device, shape):
 
 CASES = {
     "btd": lambda d: scan_case(d, (8, 4097, 512), "btd"),
+    "whole tiles": lambda d: scan_case(d, (8, 4096, 512), "btd"),
     "bdt": lambda d: scan_case(d, (8, 4097, 512), "bdt"),
     "tbd": lambda d: scan_case(d, (8, 4097, 512), "tbd"),
     "strided": lambda d: scan_case(d, (4, 3001, 96), "every-third-channel"),
@@ -115,6 +116,20 @@ def test_a_row_alone_has_the_bits_it_has_in_a_batch(device, T, D, layout, dtype)
     for part in (slice(0, 1), slice(3, 4), slice(2, 5)):
         some = scan_and_gradients(a[part], x[part], h0[part], dh[part], None)
         assert_equal(some, [v[part] for v in whole])
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_whole_tiles_have_the_bits_that_others_have(device, reverse, dtype):
+    """Calls without resets whose tiles are all whole have a kernel of their own."""
+    for B, T, D in ((2, 4096, 128), (1, 256 * 66, 64), (3, 256, 64)):
+        a, x, dh = (random(device, B, T, D, dtype=dtype, seed=i) * 0.4 for i in range(3))
+        h0, dfinal = (random(device, B, D, dtype=dtype, seed=i) for i in (3, 4))
+        wide = dfinal.to(ACCUMULATION[dtype])
+        never = torch.zeros(B, T, dtype=torch.bool, device=device)
+        whole = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse)
+        others = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse, reset=never)
+        assert_equal(whole, others)
 
 
 def test_a_sequence_has_the_same_bits_packed_and_alone(device):

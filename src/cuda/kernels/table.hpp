@@ -22,6 +22,7 @@ struct Kernel {
 /// One pass of a cell for one dtype.
 struct PassKernels {
   Kernel rows;
+  Kernel whole;  ///< rows of calls whose tiles are all whole; not every cell has it
   Kernel columns;
   Kernel serial;
   Kernel ordered;  ///< not every cell has it
@@ -33,7 +34,7 @@ struct CellKernels {
 
 /// What a kernel needs to be told once for each device: how much shared memory it may ask for.
 struct Prepared {
-  std::atomic<std::uint64_t> rows{0}, columns{0};
+  std::atomic<std::uint64_t> rows{0}, whole{0}, columns{0};
 };
 
 /// A cell's kernels for one dtype, and on which devices they are prepared.
