@@ -21,19 +21,20 @@ namespace scanrnn::cuda {
 /// Leaves of a sequence that run_ordered can take.
 inline constexpr int kOrderedLeaves = 8;
 
-/// The longest sequences, by the number of threads, that is sequences times channels.
+/// The longest sequences, by the number of threads, that is sequences times channels: where
+/// channels lie side by side and where steps do.
 struct OrderedSteps {
-  std::int64_t threads_below, steps;
+  std::int64_t threads_below, rows, columns;
 };
 inline constexpr OrderedSteps kOrderedSteps[] = {
-    {1024, 40},
-    {16384, 24},
-    {INT64_MAX, 64},
+    {1024, 40, 40},
+    {16384, 24, 24},
+    {INT64_MAX, 64, 0},
 };
 
-constexpr bool is_ordered_best(std::int64_t threads, std::int64_t steps) {
+constexpr bool is_ordered_best(std::int64_t threads, std::int64_t steps, bool in_columns) {
   for (const OrderedSteps& row : kOrderedSteps) {
-    if (threads < row.threads_below) return steps <= row.steps;
+    if (threads < row.threads_below) return steps <= (in_columns ? row.columns : row.rows);
   }
   return false;
 }

@@ -112,6 +112,11 @@ constexpr SCANRNN_HD int column_node_words(int words, std::size_t element_bytes)
 }
 /// Warps of a block there: each works for itself.
 constexpr int column_warps(int staged_arrays) { return staged_arrays <= 3 ? 8 : 4; }
+/// Whether a sequence's tiles are shared out to blocks of kRadix there: where no more than one in
+/// eight warps would have nothing to do.
+constexpr bool fills_blocks(long long tiles) {
+  return (kRadix - tiles % kRadix) % kRadix * 8 <= tiles;
+}
 
 static_assert(kThreads == 128 || kThreads == 256 || kThreads == 512);
 static_assert(kLeafSteps <= 32 && kLeafSteps % 8 == 0);
