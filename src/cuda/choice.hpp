@@ -18,8 +18,9 @@
 // and backward: 1.5, 1.8 (T = 33), 3.3, 6.0 (T = 64).
 //
 // run_ordered itself, serial's time / its own, [B,T,D], 65,536 threads, T = 33 and 64: 0.98 to 1.05
-// forward, 1.3 to 1.6 backward. Forward was 0.7 to 0.75 as long as it read nothing ahead of the leaf
-// that it ran and kept leaves' maps in places that depend on their number, which is local memory.
+// forward, 1.3 to 1.6 backward. Forward was 0.7 to 0.75 as long as it read nothing ahead of the
+// leaf that it ran and kept leaves' maps in places that depend on their number, which is local
+// memory.
 #pragma once
 
 #include <cstdint>
