@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel for arrays whose steps lie side by side, one launch for a whole pass.
 //
-// A warp works for itself, without a barrier: it takes one channel's tile of 32 leaves, or, of
+// A warp works for itself: it takes one channel's tile of 32 leaves, or, of
 // sequences that need fewer, several channels at once. It stages the tile in shared memory, runs
 // the leaves, merges their maps by shuffles, publishes the tile's node and looks back, its lanes
 // holding the nodes of four levels of the tree (tree.cuh), and finishes. Outputs take the place of
-// inputs in shared memory and leave it in whole lines.
+// inputs in shared memory and leave it in whole lines. Of long sequences a block's warps take
+// neighbouring tiles, the children of one node, and look back together.
 #pragma once
 
 #include "cuda/pass.cuh"
@@ -534,6 +535,89 @@ struct ColumnLeaf {
   }
 };
 
+/// The products of what lies in the lanes of each level's children, in the last of them.
+template <class A>
+__device__ __forceinline__ Segment<A> product_of_children(const Segment<A>& node, bool wanted,
+                                                          int lane) {
+  Affine<A> map[1] = {wanted ? node.map : identity<Affine<A>>()};
+  bool cut = wanted && node.cut;
+  scan_lanes(map, cut, lane % kRadix, 1, kRadix, true);
+  return {map[0], cut};
+}
+
+template <class A>
+__device__ __forceinline__ Segment<A> shuffle(const Segment<A>& s, int lane) {
+  return {shuffle(s.map, lane), __shfl_sync(kAllLanes, static_cast<int>(s.cut), lane) != 0};
+}
+
+/// Publishes a node of the tree, which is `own` or, where siblings end with it, larger, and hands
+/// `take` the product of those that precede it, from the lowest level on. Levels, of which
+/// `told` hears, count from `base`.
+template <class A, class Told, class Take>
+__device__ __forceinline__ void look_back(const Args& g, Index first_item, Index number,
+                                          Index group, Index stride, Index words, bool is_idle,
+                                          Segment<A> own, int lane, int base, Told&& told,
+                                          Take&& take) {
+  const Word* const nodes = g.nodes + (first_item * g.groups + group) * words;
+  Word* const own_node = g.nodes + ((first_item + number) * g.groups + group) * words;
+  int closed = 0;  // levels at which this node is the last child
+  while (!is_idle && digit_of(number, closed) == kRadix - 1) ++closed;
+  if (closed == 0 && g.levels > 0 && lane == 0) Node<A>::publish(own_node, own);
+  // Four levels at a time; the highest four have the earliest nodes, but what is published needs
+  // the lowest ones first. Maps are applied to the state last.
+  constexpr int kAtOnce = kWarp / kRadix;
+  for (int level0 = 0; level0 < g.levels && !is_idle; level0 += kAtOnce) {
+    if (number >> (kRadixLog2 * level0) == 0) break;
+    // Lane groups in the order of time: the highest level first.
+    const int level = level0 + kAtOnce - 1 - lane / kRadix;
+    const int child = lane % kRadix;
+    const bool wanted = child < digit_of(number, level);
+    const Word* const at = nodes + (wanted ? node_tile(number, level, child) * stride : 0);
+    Node<A> node;
+    bool ready = !wanted;
+    if (wanted) {
+      node.load(at);
+      ready = node.is_published();
+    }
+    const auto await = [&](bool needed) {
+      while (__any_sync(kAllLanes, needed && !ready)) {
+        if (needed && !ready) {
+          node.load(at);
+          ready = node.is_published();
+        }
+      }
+      return product_of_children(node.segment(), wanted, lane);
+    };
+    const auto level_of = [&](const Segment<A>& products, int l) {
+      return shuffle(products, (kAtOnce - 1 - (l - level0)) * kRadix + kRadix - 1);
+    };
+    if (closed > level0) {
+      const Segment<A> products = await(level < closed);
+      for (int l = level0; l < closed && l < level0 + kAtOnce; ++l) {
+        const Segment<A> was = own;
+        own = merge(level_of(products, l), own);
+        told(base + l, was, own);
+      }
+      if (closed <= level0 + kAtOnce && lane == 0) Node<A>::publish(own_node, own);
+    }
+    const Segment<A> products = await(true);
+    for (int l = level0; l < level0 + kAtOnce && l < g.levels; ++l) take(l, level_of(products, l));
+  }
+}
+
+/// What a block keeps whose tiles are the children of one node.
+template <class A>
+struct SharedNode {
+  Segment<A> tile[kRadix];
+  Segment<A> level[kMaxLevels];  // products of what precedes the node
+
+  /// The product of the tiles before one of them.
+  __device__ __forceinline__ Segment<A> product_before(int which, int lane) const {
+    const Segment<A> products = product_of_children(tile[lane % kRadix], lane < which, lane);
+    return shuffle(products, kRadix - 1);
+  }
+};
+
 template <class Cell, class T, bool kBackward>
 __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp),
                                   (ColumnPass<Cell, kBackward, T>::blocks))
@@ -564,7 +648,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   if (lane == 0) {
     const unsigned ticket = (g.levels > 0 ? first_ticket : blockIdx.x * warps) + warp;
     if (ticket < g.tile_items * g.groups) {
-      tiles[warp] = tile_of<kBackward>(g, ticket, rows);
+      tiles[warp] = tile_of<kBackward>(g, ticket >> g.fan_log2, rows, warp);
     } else {
       tiles[warp].group = -1;
     }
@@ -668,68 +752,40 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
                     __shfl_up_sync(kAllLanes, static_cast<int>(cut), 1) != 0};
   if (place == 0) before = {identity<Affine<A>>(), false};
 
-  if (g.levels > 0) {  // then a warp holds one channel
-    constexpr Index kWords = column_node_words(Node<A>::words, sizeof(T));
-    const bool is_idle = low >= high;
-    const Index stride = g.groups * kWords;
-    const Word* const nodes = g.nodes + (t.first_item * g.groups + t.group) * kWords;
-    Word* const own_node = g.nodes + (t.item * g.groups + t.group) * kWords;
-    int closed = 0;  // levels at which this tile is the last child
-    while (!is_idle && digit_of(t.number, closed) == kRadix - 1) ++closed;
-    if (closed == 0 && lane == 0) Node<A>::publish(own_node, own);
-    // Four levels at a time; the highest four have the earliest nodes, but what this tile has to
-    // publish needs the lowest ones first. Maps are applied to the state last.
-    constexpr int kAtOnce = kWarp / kRadix;
-    Segment<A> prefix{identity<Affine<A>>(), false};
-    for (int level0 = 0; level0 < g.levels && !is_idle; level0 += kAtOnce) {
-      if (t.number >> (kRadixLog2 * level0) == 0) break;
-      // Lane groups in the order of time: the highest level first.
-      const int level = level0 + kAtOnce - 1 - lane / kRadix;
-      const int child = lane % kRadix;
-      const bool wanted = child < digit_of(t.number, level);
-      const Word* const at = nodes + (wanted ? node_tile(t.number, level, child) * stride : 0);
-      Node<A> node;
-      bool ready = !wanted;
-      if (wanted) {
-        node.load(at);
-        ready = node.is_published();
-      }
-      const auto await = [&](bool needed) {
-        while (__any_sync(kAllLanes, needed && !ready)) {
-          if (needed && !ready) {
-            node.load(at);
-            ready = node.is_published();
-          }
-        }
-      };
-      // The products of the levels' nodes, in each level's last lane.
-      const auto levels_product = [&] {
-        Affine<A> m[1] = {wanted ? node.segment().map : identity<Affine<A>>()};
-        bool m_cut = wanted && node.segment().cut;
-        scan_lanes(m, m_cut, child, 1, kRadix, true);
-        return Segment<A>{m[0], m_cut};
-      };
-      const auto level_of = [&](const Segment<A>& products, int l) -> Segment<A> {
-        const int from_lane = (kAtOnce - 1 - (l - level0)) * kRadix + kRadix - 1;
-        return {shuffle(products.map, from_lane),
-                __shfl_sync(kAllLanes, static_cast<int>(products.cut), from_lane) != 0};
-      };
-      if (closed > level0) {
-        await(level < closed);
-        const Segment<A> products = levels_product();
-        for (int l = level0; l < closed && l < level0 + kAtOnce; ++l) {
-          const A before = own.map.x;
-          own = merge(level_of(products, l), own);
-          if (lane == 0) tracer.tiles(l, leaf.channel, before, own);
-        }
-        if (closed <= level0 + kAtOnce && lane == 0) Node<A>::publish(own_node, own);
-      }
-      await(true);
-      const Segment<A> products = levels_product();
-      for (int l = level0; l < level0 + kAtOnce && l < g.levels; ++l) {
-        prefix = merge(level_of(products, l), prefix);
-      }
+  const bool is_idle = low >= high;
+  const auto hear = [&](int level, const Segment<A>& was, const Segment<A>& merged) {
+    if (lane == 0) tracer.tiles(level, leaf.channel, was.map.x, merged);
+  };
+  constexpr Index kWords = column_node_words(Node<A>::words, sizeof(T));
+  const Index stride = g.groups * kWords;
+  if (g.fan_log2 > 0) {
+    // The block's tiles are the children of a node: its warps exchange them in shared memory, and
+    // one looks back for all.
+    __shared__ SharedNode<A> node;
+    if (lane == 0) node.tile[warp] = own;
+    __syncthreads();
+    const Segment<A> siblings = node.product_before(warp, lane);
+    if (warp == kRadix - 1) {
+      const Segment<A> was = own;
+      own = merge(siblings, own);
+      if (!is_idle) hear(0, was, own);
+      look_back<A>(g, t.first_item >> kRadixLog2, t.number >> kRadixLog2, t.group, stride, kWords,
+                   tiles[0].low >= tiles[0].high, own, lane, 1, hear,
+                   [&](int level, const Segment<A>& product) {
+                     if (lane == 0) node.level[level] = product;
+                   });
     }
+    if (g.levels > 0) __syncthreads();
+    if (t.number > 0 && !is_idle) {
+      Segment<A> prefix = siblings;
+      const Index number = t.number >> kRadixLog2;
+      for (int l = 0; number >> (kRadixLog2 * l) != 0; ++l) prefix = merge(node.level[l], prefix);
+      state = apply(prefix, state);
+    }
+  } else if (g.levels > 0) {  // then a warp holds one channel
+    Segment<A> prefix{identity<Affine<A>>(), false};
+    look_back<A>(g, t.first_item, t.number, t.group, stride, kWords, is_idle, own, lane, 0, hear,
+                 [&](int, const Segment<A>& product) { prefix = merge(product, prefix); });
     if (t.number > 0) state = apply(prefix, state);
   }
   state = apply(before, state);

@@ -177,7 +177,8 @@ Plan make_plan(const Problem& p, int device) {
     rows = (kWarp >> g.across_log2) * g.leaf;
     lanes = Index{1} << g.across_log2;
   }
-  const bool wants_ordered = forced == nullptr ? is_ordered_best(p.sequences * p.channels, p.time)
+  const bool wants_ordered = forced == nullptr ? is_ordered_best(p.sequences * p.channels, p.time,
+                                                                 plan.way == Way::columns)
                                                : std::strcmp(forced, "ordered") == 0;
   if (wants_ordered && !packed && plan.way != Way::serial && kernels.ordered.function != nullptr &&
       ceil_div(p.time, g.leaf) <= kOrderedLeaves && p.time <= rows) {
@@ -202,7 +203,14 @@ Plan make_plan(const Problem& p, int device) {
   g.tile_items = packed && !is_one_thread ? p.time / rows + p.sequences : p.sequences * g.tiles;
   g.by_groups = Divisor::of(g.groups);
   g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
-  for (Index most = 1; most < g.tiles; most *= kRadix) ++g.levels;
+  Index nodes = g.tiles;  // of a sequence
+  if (plan.way == Way::columns && !packed && warps == kRadix && fills_blocks(g.tiles)) {
+    g.fan_log2 = kRadixLog2;
+    nodes = ceil_div(g.tiles, kRadix);
+    g.tiles = nodes * kRadix;
+    g.tile_items = p.sequences * g.tiles;
+  }
+  for (Index most = 1; most < nodes; most *= kRadix) ++g.levels;
   if (is_one_thread) g.levels = 0;
   plan.shared_bytes = kernel->shared_bytes(g.across_log2, g.leaf, warps, g.levels);
 
@@ -245,7 +253,8 @@ Plan make_plan(const Problem& p, int device) {
     int words = static_cast<int>(2 * accumulated / sizeof(*g.nodes));
     if (plan.way == Way::columns) words = column_node_words(words, size_of(p.dtype));
     plan.nodes_offset =
-        take(static_cast<std::size_t>(g.tile_items * g.groups * lanes * words) * sizeof(*g.nodes));
+        take(static_cast<std::size_t>((g.tile_items >> g.fan_log2) * g.groups * lanes * words) *
+             sizeof(*g.nodes));
     plan.cleared_bytes = plan.bytes;
   }
   const Index item_lanes = g.groups * lanes;

@@ -20,19 +20,31 @@ template <class A>
 struct LeafScan {
   static constexpr int kLevels = 3;
   static_assert(kOrderedLeaves <= 1 << kLevels);
-  Segment<A> at[kLevels][kOrderedLeaves];  ///< [level][leaf], before the merge of that level
+  /// [level]: the 1 << level latest leaves before the merge of that level, the last one first. They
+  /// move on with every leaf: a place that depends on the leaf's number would be local memory.
+  Segment<A> latest[kLevels][1 << (kLevels - 1)];
 
-  /// Takes leaf number `p`, which has `within` leaves before it in its band. `told` hears of the
-  /// merges. Returns the map from the band's start on.
-  template <class Told>
-  __device__ __forceinline__ Segment<A> take(int p, int within, Segment<A> own, Told&& told) {
+  __device__ __forceinline__ LeafScan() {
 #pragma unroll
     for (int level = 0; level < kLevels; ++level) {
-      at[level][p] = own;
+#pragma unroll
+      for (int i = 0; i < 1 << level; ++i) latest[level][i] = {identity<Affine<A>>(), false};
+    }
+  }
+  /// Takes a leaf that has `within` leaves before it in its band. `told` hears of the merges.
+  /// Returns the map from the band's start on.
+  template <class Told>
+  __device__ __forceinline__ Segment<A> take(int within, Segment<A> own, Told&& told) {
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
       const int count = 1 << level;
+      const Segment<A> earlier = latest[level][count - 1];
+#pragma unroll
+      for (int i = count - 1; i > 0; --i) latest[level][i] = latest[level][i - 1];
+      latest[level][0] = own;
       if (within < count) continue;
       const Segment<A> before = own;
-      own = merge(at[level][p - count], own);
+      own = merge(earlier, own);
       told(count, before, own);
     }
     return own;
@@ -74,7 +86,8 @@ __global__ void __launch_bounds__(kThreads)
   using P = Pass<Cell, kBackward>;
   using A = Acc<T>;
   static_assert(Cell::state_is_output && Cell::vector_inputs == 0);
-  constexpr int kAhead = 8;  // steps whose inputs are on their way at once
+  // Steps that are read at once, while those before them are computed with.
+  constexpr int kAhead = sizeof(A) <= 4 ? 8 : (sizeof(A) == 8 ? 4 : 2);
   const A zero = Constant<A>::of(0);
 
   const Index worker = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
@@ -87,15 +100,29 @@ __global__ void __launch_bounds__(kThreads)
   const auto place_of = [&](int step) {
     return g.reverse ? span.end - 1 - step : span.begin + step;
   };
-  const auto read = [&](const Steps& s, int step) -> A {
-    if (s.data == nullptr) return zero;
-    return load_element<T>(s.data, span.row * s.batch + place_of(step) * s.time + d * s.channel,
-                           s.wide);
+  // An array's elements from a step on, in the order of the pass.
+  const bool ascending = kBackward == g.reverse;
+  struct Walk {
+    char* at;
+    Index apart;
+    __device__ __forceinline__ void next() { at = opaque(at + apart); }
   };
-  const auto write = [&](const Steps& s, int step, const A& value) {
-    if (s.data == nullptr) return;
-    store_element<T>(s.data, span.row * s.batch + place_of(step) * s.time + d * s.channel, s.wide,
-                     value);
+  const auto walk = [&](const Steps& s, int step) -> Walk {
+    if (s.data == nullptr) return {nullptr, 0};
+    const Index bytes = s.wide ? sizeof(A) : sizeof(T);
+    return {s.data + (span.row * s.batch + place_of(step) * s.time + d * s.channel) * bytes,
+            opaque((ascending ? s.time : -s.time) * bytes)};
+  };
+  const auto read = [&](Walk& w) -> A {
+    if (w.at == nullptr) return zero;
+    const A value = load_element<T>(w.at, 0, false);
+    w.next();
+    return value;
+  };
+  const auto write = [&](const Steps& s, Walk& w, const A& value) {
+    if (w.at == nullptr) return;
+    store_element<T>(w.at, 0, s.wide, value);
+    w.next();
   };
   const auto is_reset = [&](int step) {
     return g.reset != nullptr &&
@@ -119,6 +146,41 @@ __global__ void __launch_bounds__(kThreads)
   LeafSums<A> sums[kBackward ? P::inputs : 1];
   int within = 0;
 
+  const int step0 = kBackward ? length - 1 : 0;
+  Walk in_walk[P::inputs], out_walk[P::inputs], dy_walk{}, states_walk{};
+#pragma unroll
+  for (int k = 0; k < P::inputs; ++k) {
+    if (P::has(P::staged, k)) in_walk[k] = walk(g.in[k], step0);
+    out_walk[k] = walk(kBackward ? g.din[k] : g.out, step0);
+  }
+  if constexpr (kBackward) {
+    dy_walk = walk(g.dy, step0);
+    states_walk = walk(g.states, step0 - 1);
+  }
+  struct Ahead {
+    A in[kAhead][P::inputs], dy[kBackward ? kAhead : 1], before[kBackward ? kAhead : 1];
+  };
+  int unread = length;
+  const auto read_ahead = [&](Ahead& ahead, int count) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (j >= count) continue;
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (P::has(P::staged, k)) ahead.in[j][k] = read(in_walk[k]);
+      }
+      if constexpr (kBackward) {
+        ahead.dy[j] = read(dy_walk);
+        ahead.before[j] = unread - j > 1 ? read(states_walk) : first;
+      }
+    }
+    unread -= count;
+  };
+  const auto begin_of = [&](int p) { return (kBackward ? leaves - 1 - p : p) * g.leaf; };
+  const auto steps_of = [&](int p) { return min(g.leaf, length - begin_of(p)); };
+  Ahead ahead;
+  read_ahead(ahead, min(kAhead, steps_of(0)));
+
 #pragma unroll 1  // eight times the code would not fit into the instruction cache
   for (int p = 0; p < leaves; ++p) {
     const int leaf = kBackward ? leaves - 1 - p : p;  // in the order of time
@@ -136,8 +198,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
     }
-    const int begin = leaf * g.leaf;
-    const int end = min(begin + g.leaf, length);
+    const int begin = begin_of(p), steps = steps_of(p), end = begin + steps;
     A state = apply(prefix, enter);
     Segment<A> own{identity<Affine<A>>(), false};
     GainProduct<T> gains;
@@ -152,38 +213,29 @@ __global__ void __launch_bounds__(kThreads)
       gains.times(a);
       state = reset ? x : fma(a, state, x);
     };
-    const int steps = end - begin;
+#pragma unroll 1
     for (int i0 = 0; i0 < steps; i0 += kAhead) {
-      A in[kAhead][P::inputs], dy[kAhead], before[kAhead];
+      const Ahead now = ahead;
+      const bool is_leaf_end = i0 + kAhead >= steps;
+      const int rest = is_leaf_end ? (p + 1 < leaves ? steps_of(p + 1) : 0) : steps - i0 - kAhead;
+      read_ahead(ahead, min(kAhead, rest));
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        if (i0 + j >= steps) break;
+        if (i0 + j >= steps) continue;
         const int step = kBackward ? end - 1 - i0 - j : begin + i0 + j;
-#pragma unroll
-        for (int k = 0; k < P::inputs; ++k) {
-          if (P::has(P::staged, k)) in[j][k] = read(g.in[k], step);
-        }
-        if constexpr (kBackward) {
-          dy[j] = read(g.dy, step);
-          before[j] = step > 0 ? read(g.states, step - 1) : first;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        if (i0 + j >= steps) break;
-        const int step = kBackward ? end - 1 - i0 - j : begin + i0 + j;
+        const A(&in)[P::inputs] = now.in[j];
         if constexpr (!kBackward) {
           reset = is_reset(step);
-          const Affine<A> map = cell.step(in[j]);
+          const Affine<A> map = cell.step(in);
           take(map.a, map.x);
-          write(g.out, step, cell.output(in[j], state));
+          write(g.out, out_walk[0], cell.output(in, state));
           leave = state;
         } else {
           A din[P::inputs];
           const bool reset_here = is_reset(step);
-          take(gain, cell.output_adjoint(in[j], zero, dy[j]));
-          gain = cell.gain(in[j]);
-          cell.pullback(in[j], reset_here ? zero : before[j], zero, dy[j], state, din);
+          take(gain, cell.output_adjoint(in, zero, now.dy[j]));
+          gain = cell.gain(in);
+          cell.pullback(in, reset_here ? zero : now.before[j], zero, now.dy[j], state, din);
           reset = reset_here;
           leave = reset ? zero : product(gain, state);
 #pragma unroll
@@ -191,7 +243,7 @@ __global__ void __launch_bounds__(kThreads)
             if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
               sum[k] = sum[k] + din[k];
             } else {
-              write(g.din[k], step, din[k]);
+              write(g.din[k], out_walk[k], din[k]);
             }
           }
         }
@@ -204,11 +256,11 @@ __global__ void __launch_bounds__(kThreads)
     const A ends[1] = {state};
     tracer.leaf(map, own.cut);
     tracer.finish(ends);
-    prefix = scan.take(p, within, own,
-                       [&](int count, const Segment<A>& former, const Segment<A>& merged) {
-                         const Affine<A> was[1] = {former.map}, is[1] = {merged.map};
-                         tracer.lanes(count, was, is, merged.cut);
-                       });
+    prefix =
+        scan.take(within, own, [&](int count, const Segment<A>& former, const Segment<A>& merged) {
+          const Affine<A> was[1] = {former.map}, is[1] = {merged.map};
+          tracer.lanes(count, was, is, merged.cut);
+        });
     ++within;
     if constexpr (kBackward) {
 #pragma unroll

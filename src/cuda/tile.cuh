@@ -71,9 +71,9 @@ struct Tile {
 };
 
 /// `ticket` in [0, tile_items * groups), `rows` a power of two: earlier tiles of a sequence have
-/// earlier tickets.
+/// earlier tickets. Where tiles share one, `shared` is the number among them.
 template <bool kBackward>
-__device__ __forceinline__ Tile tile_of(const Args& g, unsigned ticket, int rows) {
+__device__ __forceinline__ Tile tile_of(const Args& g, unsigned ticket, int rows, int shared = 0) {
   const int rows_log2 = 31 - __clz(rows);
   Tile t;
   if (g.cu_seqlens != nullptr) {
@@ -98,6 +98,7 @@ __device__ __forceinline__ Tile tile_of(const Args& g, unsigned ticket, int rows
     const Quotient round = divide(ticket, g.by_round);
     const Quotient place = divide(round.rest, g.by_groups);
     t.number = round.quotient;
+    if (g.fan_log2 > 0) t.number = (t.number << g.fan_log2) + shared;
     t.sequence = place.quotient;
     t.group = place.rest;
     t.first_item = t.sequence * g.tiles;

@@ -116,6 +116,19 @@
 // gates are computed twice. Forward eight channels a thread are best (gilr 0.52, four 0.47),
 // backward four (gilr 0.50, eight 0.45; sru 0.31 in three blocks with spills, 0.27 in two without,
 // eight channels 0.23). The scan takes eight in both (0.79, four 0.55).
+//
+// One long channel, (1,2^26,1): tiles of 1024 steps with a node, a ticket and a look-back for each
+// warp are 65,536, of which 3,168 poll at once; 0.56 forward, 0.59 backward. A block's eight tiles
+// as the children of one node: 0.68, 0.70 (1,2^20,64 in [B,D,T]: 0.88, 0.86 instead of 0.75, 0.78;
+// 16,8192,1024: 0.99, 0.97 instead of 0.94, 0.93). What is left is waiting: warps stand at the
+// barrier behind the look-back for 5.5 of 14.7 cycles an instruction, and issue 0.38 a cycle and
+// scheduler. From a tile to the 512 blocks behind it there are four publications one after another.
+//
+// Rows that start anywhere, (8,2001,1001) in [B,T,D]: 16-byte copies of the vectors that lie whole
+// in a row and 4-byte ones of what is left, rows turned in shared memory until the warp that copied
+// them straightens them, and outputs likewise: 0.42, 0.40 instead of 0.50, 0.46. The first version
+// took 2,560 instructions a warp and tile (0.49 of what can be issued), one with fewer was no
+// faster; of the 32 bytes of a sector that is stored, 22 are used.
 #pragma once
 
 #include <cstddef>
@@ -178,6 +191,11 @@ constexpr SCANRNN_HD int column_node_words(int words, std::size_t element_bytes)
 }
 /// Warps of a block there: each works for itself.
 constexpr int column_warps(int staged_arrays) { return staged_arrays <= 3 ? 8 : 4; }
+/// Whether a sequence's tiles are shared out to blocks of kRadix there: where no more than one in
+/// eight warps would have nothing to do.
+constexpr bool fills_blocks(long long tiles) {
+  return (kRadix - tiles % kRadix) % kRadix * 8 <= tiles;
+}
 
 static_assert(kThreads == 128 || kThreads == 256 || kThreads == 512);
 static_assert(kLeafSteps <= 32 && kLeafSteps % 8 == 0);
