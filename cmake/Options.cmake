@@ -32,7 +32,8 @@ option(SCANRNN_BUILD_TESTS "Build the C++ tests" ${scanrnn_developing})
 option(SCANRNN_BUILD_BENCHMARKS "Build the C++ benchmarks" OFF)
 option(SCANRNN_BUILD_PYTHON "Build the Python extension module" ${scanrnn_packaging})
 option(SCANRNN_INSTALL "Generate the install target" ${PROJECT_IS_TOP_LEVEL})
-option(SCANRNN_SHARED
+option(
+    SCANRNN_SHARED
     "Build the library as a shared one, which the extension module and C++ programs have in common"
     OFF
 )

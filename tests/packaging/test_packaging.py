@@ -221,8 +221,8 @@ def test_architectures_of_the_visible_gpus(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nvcc", "expected"),
     [
-        ("12.9", "70-real;75-real;80-real;90-real;100-real;120"),
-        ("13.0", "75-real;80-real;90-real;100-real;120"),
+        ("12.9", "70-real;75-real;80-real;86-real;89-real;90-real;100-real;120"),
+        ("13.0", "75-real;80-real;86-real;89-real;90-real;100-real;120"),
     ],
 )
 def test_architectures_without_a_gpu(run: Run, tmp_path: Path, nvcc: str, expected: str) -> None:
@@ -231,9 +231,9 @@ def test_architectures_without_a_gpu(run: Run, tmp_path: Path, nvcc: str, expect
 
 def test_architectures_that_the_compiler_knows(run: Run, tmp_path: Path) -> None:
     """nvcc 12.4 knows neither 100 nor 120: PTX is then of what is the last."""
-    listed = "\nsm_70\nsm_75\nsm_80\nsm_86\nsm_90"
+    listed = "\nsm_70\nsm_75\nsm_80\nsm_86\nsm_89\nsm_90"
     chosen = choose_architectures(run, tmp_path, nvcc=f"12.4{listed}")
-    assert chosen == "70-real;75-real;80-real;90"
+    assert chosen == "70-real;75-real;80-real;86-real;89-real;90"
 
 
 def test_architectures_of_the_user_win(run: Run, tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ def main() -> int:
     parser.add_argument("--dist", type=Path, default=REPOSITORY / "dist", help="where to")
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=[*ENVIRONMENTS])
     parser.add_argument("--checks", nargs="+", choices=CHECKS, default=[*CHECKS])
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     wheels = [Path(each).resolve() for each in arguments.what if each.endswith(".whl")]
     steps = [each for each in arguments.what if not each.endswith(".whl")] or [*STEPS]
     if unknown := sorted({*steps} - {*STEPS}):
