@@ -8,9 +8,9 @@
 
 nvcc 12 is not on PyPI, and of its tools only the assembler is: what is missing is the one that
 packs machine code into objects. Nor does Clang unroll all the loops that nvcc does (-Wpass-failed).
-So no wheel is built this way, but whether all kernels compile for a GPU that CUDA 13 no longer knows
-can be told: the host's side is checked, the device's is compiled and assembled. Exit status 1 if a
-source fails.
+So no wheel is built this way, but whether all kernels compile for a GPU that CUDA 13 no longer
+knows can be told: the host's side is checked, the device's is compiled and assembled. Exit status 1
+if a source fails.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def compile_source(source: Path, clang: str, cuda: Path, architecture: str, synt
     """What the compiler complains of, nothing if it doesn't."""
     common = [
         clang, "-x", "cuda", "-std=c++17", "-O3", f"--cuda-path={cuda}",
-        f"--cuda-gpu-arch={architecture}", "-Wno-unknown-cuda-version", "-Wno-cuda-compat", "-Wno-pass-failed",
+        f"--cuda-gpu-arch={architecture}", "-Wno-unknown-cuda-version",
+        "-Wno-cuda-compat", "-Wno-pass-failed",
         "-include", str(FOLDER / "clang_cuda.cuh"),
         f"-I{REPOSITORY / 'include'}", f"-I{REPOSITORY / 'src'}", str(source),
     ]  # fmt: skip
