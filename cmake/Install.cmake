@@ -1,4 +1,4 @@
-# The install tree: headers, libscanrnn.a, and a CMake package that find_package(scanrnn) finds.
+# The install tree: headers, the library, and a CMake package that find_package(scanrnn) finds.
 include(CMakePackageConfigHelpers)
 
 set(scanrnn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/scanrnn)
@@ -7,6 +7,7 @@ install(
     TARGETS scanrnn scanrnn_custom_cell
     EXPORT scanrnnTargets
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
 )
 install(
     DIRECTORY ${PROJECT_SOURCE_DIR}/include/scanrnn

@@ -32,6 +32,11 @@ option(SCANRNN_BUILD_TESTS "Build the C++ tests" ${scanrnn_developing})
 option(SCANRNN_BUILD_BENCHMARKS "Build the C++ benchmarks" OFF)
 option(SCANRNN_BUILD_PYTHON "Build the Python extension module" ${scanrnn_packaging})
 option(SCANRNN_INSTALL "Generate the install target" ${PROJECT_IS_TOP_LEVEL})
+option(
+    SCANRNN_SHARED
+    "Build the library as a shared one, which the extension module and C++ programs have in common"
+    OFF
+)
 option(SCANRNN_WERROR "Treat warnings as errors" ${scanrnn_developing})
 set(SCANRNN_SANITIZE "" CACHE STRING "Sanitizers to build with, for example address,undefined")
 set(SCANRNN_XLA_FFI AUTO CACHE STRING "Build the JAX (XLA FFI) handlers: AUTO, ON or OFF")
@@ -63,6 +68,9 @@ if(SCANRNN_DISTRIBUTION)
     set(SCANRNN_CUDA OFF)
     if(scanrnn_cuda)
         set(SCANRNN_CUDA ON)
+        # Code for all GPUs is what a wheel weighs. A static library beside the extension module
+        # would carry it twice.
+        set(SCANRNN_SHARED ON)
     endif()
 endif()
 scanrnn_tristate(SCANRNN_XLA_FFI)
@@ -100,6 +108,19 @@ function(scanrnn_configure_target target)
     )
     scanrnn_enable_warnings(${target})
     scanrnn_enable_sanitizers(${target})
+endfunction()
+
+# What a shared library shows: the functions of namespace scanrnn, and nothing of CUDA's runtime or of
+# the standard library's templates.
+function(scanrnn_export_symbols target)
+    set(script ${PROJECT_SOURCE_DIR}/cmake/scanrnn.map)
+    set_target_properties(
+        ${target}
+        PROPERTIES CXX_VISIBILITY_PRESET default DEFINE_SYMBOL "" LINK_DEPENDS ${script}
+    )
+    if(NOT APPLE)
+        target_link_options(${target} PRIVATE -Wl,--version-script=${script} -Wl,--no-undefined)
+    endif()
 endfunction()
 
 function(scanrnn_enable_warnings target)

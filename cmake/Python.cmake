@@ -72,6 +72,10 @@ if(SCANRNN_PYTHON_OUTPUT_DIR)
     set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${SCANRNN_PYTHON_OUTPUT_DIR})
 endif()
 
+if(SCANRNN_SHARED)
+    set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN/${CMAKE_INSTALL_LIBDIR}")
+endif()
+
 if(SKBUILD)
     # scikit-build-core's install prefix is the package folder (wheel.install-dir).
     install(TARGETS _core LIBRARY DESTINATION .)

@@ -1,13 +1,15 @@
-"""Compiles the CUDA code for every architecture of a release: time, size, registers.
+"""The CUDA code by architecture and by kernel: compile time, size, registers.
 
-    python tests/packaging/architectures.py          those of cmake/Architectures.cmake, each on
-                                                     its own, then together as a wheel has them
-    python tests/packaging/architectures.py 80-real  only this one
-    python tests/packaging/architectures.py --write  also into ARCHITECTURES.md beside this file
+    python tests/packaging/architectures.py           compiles it for the architectures of a release
+                                                      (cmake/Architectures.cmake), all together
+    python tests/packaging/architectures.py 80-real   only for this one
+    python tests/packaging/architectures.py --build b --log b.log    of a build by Ninja that was
+                                                      made, with CMAKE_CUDA_FLAGS=--resource-usage
+    ... --write                                       also into ARCHITECTURES.md beside this file
 
-Only the CUDA sources of the library are compiled. Takes Ninja and CMake, and the nvcc that CUDACXX
-or --nvcc names, or the one on the PATH. Exit status 1 if one fails to compile or a kernel spills
-registers.
+Only the CUDA sources of the library are compiled. Takes Ninja and CMake, the nvcc that CUDACXX or
+--nvcc names, or the one on the PATH, and cuobjdump beside it or on the PATH. Exit status 1 if one
+fails to compile.
 """
 
 from __future__ import annotations
@@ -21,9 +23,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import zlib
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import ptxas_report
@@ -39,33 +40,22 @@ message("${{CMAKE_CUDA_ARCHITECTURES}}")
 """
 
 
-@dataclass
-class Result:
-    architectures: str
-    wall: float  # seconds
-    processor: float  # seconds of all cores together
-    size: int  # bytes of the objects
-    compressed: int  # bytes of the objects, as a wheel keeps them
-    kernels: list[ptxas_report.Kernel]
-    error: str  # the compiler's first, "" if it compiles
-
-
 class CommandError(Exception):
     """A command failed; the text is what it printed."""
 
 
-def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
+def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     done = subprocess.run(
         [str(part) for part in command],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        env=os.environ | (env or {}),
+        env=os.environ | (env or {}), cwd=cwd,
     )  # fmt: skip
     if done.returncode != 0:
         raise CommandError(done.stdout)
     return done.stdout
 
 
-def release_architectures(nvcc: Path) -> list[str]:
+def release_architectures(nvcc: str) -> str:
     """What cmake/Architectures.cmake chooses for this compiler on a machine without a GPU."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "list.cmake")
@@ -75,44 +65,98 @@ def release_architectures(nvcc: Path) -> list[str]:
             ["cmake", "-P", str(script)],
             env=environment, capture_output=True, text=True, check=True,
         )  # fmt: skip
-    return done.stderr.strip().split(";")
+    return done.stderr.strip()
 
 
-def compile_for(architectures: str, nvcc: Path, folder: Path, jobs: int) -> Result:
+# ---- a build -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Code:
+    """Machine code for one architecture, by kernel, in bytes."""
+
+    kernels: dict[str, int] = field(default_factory=dict)  # run_rows<ScanCell, float, true>
+
+
+@dataclass
+class Build:
+    architectures: str  # as CMake writes them
+    processor: float  # seconds of all cores together; 0: not known
+    objects: dict[str, Path]
+    seconds: dict[str, float]  # by object, of a clock on the wall
+    kernels: list[ptxas_report.Kernel]
+    error: str = ""  # the compiler's first
+
+    def code(self, cuobjdump: str) -> dict[str, Code]:
+        """By architecture."""
+        found: dict[str, Code] = defaultdict(Code)
+        for path in self.objects.values():
+            with tempfile.TemporaryDirectory() as folder:
+                run(cuobjdump, "-xelf", "all", path.resolve(), cwd=Path(folder))
+                for cubin in Path(folder).glob("*.cubin"):
+                    architecture = cubin.suffixes[-2].removeprefix(".")
+                    symbols = run("nm", "-S", cubin)
+                    sizes = re.findall(r"^\w+ (\w+) T (\S+)$", symbols, re.MULTILINE)
+                    names = ptxas_report.demangle(name for _, name in sizes)
+                    for name, (size, _) in zip(names, sizes, strict=True):
+                        found[architecture].kernels[name] = int(size, 16)
+        return found
+
+
+def objects_of(folder: Path) -> dict[str, Path]:
+    """The library's CUDA objects, without the merge trace, which is for debugging."""
+    targets = run("ninja", "-C", folder, "-t", "targets", "all")
+    names = re.findall(r"^(CMakeFiles/scanrnn\.dir/\S+\.cu\.o): ", targets, re.MULTILINE)
+    found = {Path(name).name.removesuffix(".cu.o"): folder / name for name in sorted(names)}
+    found.pop("trace", None)
+    if not found:
+        raise CommandError(f"{folder} has no CUDA objects")
+    return found
+
+
+def seconds_of(folder: Path, objects: dict[str, Path]) -> dict[str, float]:
+    """What Ninja's log says: start, end (ms), time stamp, output, command."""
+    rows = [line.split("\t") for line in (folder / ".ninja_log").read_text().splitlines()[1:]]
+    last = {row[3]: (int(row[1]) - int(row[0])) / 1000 for row in rows}
+    return {name: last[str(path.relative_to(folder))] for name, path in objects.items()}
+
+
+def read_build(folder: Path, log: Path) -> Build:
+    cache = (folder / "CMakeCache.txt").read_text()
+    found = re.search(r"^CMAKE_CUDA_ARCHITECTURES:\w+=(.*)$", cache, re.MULTILINE)
+    objects = objects_of(folder)
+    kernels = ptxas_report.parse(log.read_text(errors="replace"))
+    return Build(found[1] if found else "?", 0, objects, seconds_of(folder, objects), kernels)
+
+
+def compile_for(architectures: str, nvcc: str, folder: Path, jobs: int) -> Build:
     run(
         "cmake", "-S", REPOSITORY, "-B", folder, "-G", "Ninja", "-DSCANRNN_CUDA=ON",
         "-DSCANRNN_BUILD_TESTS=OFF", "-DCMAKE_CUDA_FLAGS=--resource-usage",
         f"-DCMAKE_CUDA_ARCHITECTURES={architectures}",
-        env={"CUDACXX": str(nvcc)},
+        env={"CUDACXX": nvcc},
     )  # fmt: skip
-    targets = run("ninja", "-C", folder, "-t", "targets", "all")
-    objects = re.findall(r"^(\S+\.cu\.o): ", targets, re.MULTILINE)
-    if not objects:
-        sys.exit("architectures.py: the build has no CUDA sources")
-    for name in objects:
-        (folder / name).unlink(missing_ok=True)
+    objects = objects_of(folder)
+    for path in objects.values():
+        path.unlink(missing_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.monotonic()
     error = ""
+    names = [path.relative_to(folder) for path in objects.values()]
     try:
-        log = run("ninja", "-C", folder, f"-j{jobs}", "-k0", *objects)
+        log = run("ninja", "-C", folder, f"-j{jobs}", "-k0", *names)
     except CommandError as failure:
         log = str(failure)
         lines = [line for line in log.splitlines() if re.search(r"\b(error|fatal)\b", line)]
         error = lines[0] if lines else "failed"
-        print(f"{architectures}:", *lines, sep="\n", file=sys.stderr)
-    wall = time.monotonic() - start
+        print(*lines, sep="\n", file=sys.stderr)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    contents = [(folder / name).read_bytes() for name in objects if (folder / name).exists()]
-    return Result(
-        architectures,
-        wall,
-        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        sum(map(len, contents)),
-        sum(len(zlib.compress(content)) for content in contents),
-        ptxas_report.parse(log),
-        error,
-    )
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    built = {name: path for name, path in objects.items() if path.exists()}
+    kernels = ptxas_report.parse(log)
+    return Build(architectures, processor, built, seconds_of(folder, built), kernels, error)
+
+
+# ---- what is told of it ------------------------------------------------------------------------
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -121,91 +165,124 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *body])
 
 
-def summary(results: list[Result]) -> str:
-    rows = [
-        [
-            "architectures", "wall, s", "processor, s", "objects, MB", "compressed, MB", "kernels",
-            "spilling", "",
-        ]
-    ]  # fmt: skip
-    rows += [
-        [
-            result.architectures.replace(";", " "),
-            f"{result.wall:.0f}",
-            f"{result.processor:.0f}",
-            f"{result.size / 1e6:.1f}",
-            f"{result.compressed / 1e6:.1f}",
-            str(len(result.kernels)),
-            str(sum(kernel.spills for kernel in result.kernels)),
-            "FAILS" if result.error else "",
-        ]
-        for result in results
-    ]
+def order(architecture: str) -> int:
+    return int(re.sub(r"\D", "", architecture))
+
+
+def by_architecture(kernels: list[ptxas_report.Kernel], code: dict[str, Code]) -> str:
+    rows = [["architecture", "kernels", "machine code, MB", "spilling"]]
+    for name in sorted(code, key=order):
+        spilling = sum(k.spills for k in kernels if k.architecture == name)
+        total = sum(code[name].kernels.values())
+        rows.append([name, str(len(code[name].kernels)), f"{total / 1e6:.1f}", str(spilling)])
     return markdown(rows)
 
 
-def registers(results: list[Result]) -> str:
+def by_object(build: Build) -> str:
+    rows = [["object", "seconds", "KB"]]
+    sizes = {name: path.stat().st_size for name, path in build.objects.items()}
+    rows += [[name, f"{build.seconds[name]:.0f}", f"{sizes[name] / 1e3:.0f}"] for name in sizes]
+    total = sum(build.seconds.values())
+    rows.append(["all", f"{total:.0f}", f"{sum(sizes.values()) / 1e3:.0f}"])
+    return markdown(rows)
+
+
+DTYPES = ("Half", "BFloat16", "float", "double", "Complex<float>", "Complex<double>")
+
+
+def by_kernel(code: Code) -> str:
+    """The machine code of one architecture, by kernel, pass and dtype."""
+    found: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for name, size in code.kernels.items():
+        family = name.partition("<")[0]
+        way = "backward" if re.search(r", true>$", name) or "backward" in family else "forward"
+        fitting = [d for d in DTYPES if re.search(rf"[<, ]{re.escape(d)}(?=[,>])", name)]
+        found[family, way][max(fitting, key=len, default="-")] += size
+    columns = [d for d in (*DTYPES, "-") if any(d in row for row in found.values())]
+    rows = [["kernel", "pass", *columns]]
+    for (family, way), sizes in sorted(found.items(), key=lambda each: -sum(each[1].values())):
+        cells = (f"{sizes[d] / 1e3:.0f}" if d in sizes else "" for d in columns)
+        rows.append([family, way, *cells])
+    return markdown(rows)
+
+
+def registers(kernels: list[ptxas_report.Kernel]) -> str:
     """Registers of the instances of each kernel, lowest and highest."""
     found = {
         (family.name, family.architecture): family.registers()
-        for result in results
-        for family in ptxas_report.families(result.kernels)
+        for family in ptxas_report.families(kernels)
+        if family.registers() != "-"
     }
     names = sorted({name for name, _ in found})
-    architectures = sorted({a for _, a in found}, key=lambda a: int(re.sub(r"\D", "", a)))
-    rows = [["kernel", *architectures]]
-    rows += [[name, *(found.get((name, a), "-") for a in architectures)] for name in names]
+    columns = sorted({architecture for _, architecture in found}, key=order)
+    rows = [["kernel", *columns]]
+    rows += [[name, *(found.get((name, each), "-") for each in columns)] for name in names]
     return markdown(rows)
+
+
+def report(build: Build, code: dict[str, Code], release: str) -> str:
+    last = max(code, key=order)
+    # A log may be of more than the library.
+    own = [k for k in build.kernels if k.name in code.get(k.architecture, Code()).kernels]
+    processor = f", {build.processor:.0f} s of processor time" if build.processor else ""
+    return "\n".join(
+        [
+            "# The CUDA code by architecture and by kernel",
+            "",
+            f"{datetime.date.today()}, nvcc {release}, CMAKE_CUDA_ARCHITECTURES "
+            f"{build.architectures}{processor}. Written by",
+            "`python tests/packaging/architectures.py --write`.",
+            "",
+            by_architecture(own, code),
+            "",
+            "Each object, packed as it lies in a library; seconds are of the wall, and longer than",
+            "they need be on a machine that did something else too:",
+            "",
+            by_object(build),
+            "",
+            f"Machine code for {last}, not packed, KB:",
+            "",
+            by_kernel(code[last]),
+            "",
+            "Registers of each kernel's instances:",
+            "",
+            registers(own),
+            "",
+        ]
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "architectures", nargs="*", help="as CMake writes them; default: those of a release"
+        "architectures", nargs="?", help="as CMake writes them; default: those of a release"
     )
     parser.add_argument("--nvcc", default=os.environ.get("CUDACXX") or "nvcc", help="the compiler")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of Ninja")
-    parser.add_argument(
-        "--build", type=Path, help="folder for the builds; default: a temporary one"
-    )
+    parser.add_argument("--build", type=Path, help="a build folder; default: a temporary one")
+    parser.add_argument("--log", type=Path, help="what Ninja printed when --build was built")
     parser.add_argument("--write", action="store_true", help="into ARCHITECTURES.md")
     arguments = parser.parse_args()
-    found = shutil.which(arguments.nvcc)
-    if found is None:
+    nvcc = shutil.which(arguments.nvcc)
+    if nvcc is None:
         sys.exit(f"architectures.py: no compiler {arguments.nvcc}")
-    nvcc = Path(found)
+    search = os.pathsep.join([str(Path(nvcc).parent), os.environ.get("PATH", "")])
+    cuobjdump = shutil.which("cuobjdump", path=search)
+    if cuobjdump is None:
+        sys.exit("architectures.py: no cuobjdump")
     release = re.search(r"release (\S+),", run(nvcc, "--version"))
-    wanted = arguments.architectures or release_architectures(nvcc)
-    results: list[Result] = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.build or Path(temporary)
-        for each in [*wanted, ";".join(wanted)] if len(wanted) > 1 else wanted:
-            name = each.replace(";", "_")
-            results.append(compile_for(each, nvcc, folder / name, arguments.jobs))
-            print(f"{each}: {results[-1].wall:.0f} s", file=sys.stderr)
-    kernels = [kernel for result in results for kernel in result.kernels]
-    # Together are the same kernels again.
-    single = results[:-1] if len(results) > 1 else results
-    text = "\n".join(
-        [
-            "# The CUDA code by architecture",
-            "",
-            f"{datetime.date.today()}, nvcc {release[1] if release else '?'}, "
-            f"{arguments.jobs} jobs. Written by `python tests/packaging/architectures.py --write`.",
-            "",
-            summary(results),
-            "",
-            "Registers of each kernel's instances:",
-            "",
-            registers(single),
-            "",
-        ]
-    )
+        folder = (arguments.build or Path(temporary)).resolve()
+        if arguments.log:
+            build = read_build(folder, arguments.log)
+        else:
+            wanted = arguments.architectures or release_architectures(nvcc)
+            build = compile_for(wanted, nvcc, folder, arguments.jobs)
+        text = report(build, build.code(cuobjdump), release[1] if release else "?")
     print(text)
     if arguments.write:
         (Path(__file__).parent / "ARCHITECTURES.md").write_text(text)
-    failed = any(result.error for result in results)
-    return int(failed or any(kernel.spills for kernel in kernels))
+    return int(bool(build.error))
 
 
 if __name__ == "__main__":

