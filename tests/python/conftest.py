@@ -10,17 +10,23 @@ import hypothesis
 import numpy as np
 import pytest
 
-# Before anything imports JAX: sharding tests need two devices.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# Before anything imports JAX: sharding tests need two devices. What XLA generates is run once or
+# twice here, so LLVM's optimisations are not worth their time; XLA's own, on graphs, are left.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=2"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 
 import scanrnn
 
-# CI runs the same examples every time; a developer's machine looks for new ones.
+# CI runs the same examples every time; a developer's machine looks for new ones, and
+# SCANRNN_LONG_TESTS=1 for more of them.
 hypothesis.settings.register_profile(
     "scanrnn",
     deadline=None,
     derandomize="CI" in os.environ,
-    max_examples=100,
+    max_examples=300 if "SCANRNN_LONG_TESTS" in os.environ else 30,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("scanrnn")

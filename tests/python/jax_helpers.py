@@ -1,5 +1,6 @@
 """What the tests of `scanrnn.jax` share: cases, comparisons, two fixtures."""
 
+import itertools
 import re
 from functools import partial
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 
 def _flags(B, T):
@@ -47,6 +48,15 @@ SMALL = {
     },
     "packed-reset": {"cu_seqlens": np.array([0, 1, 1, 6]), "reset": _flags(1, 6)},
 }
+
+
+def spread(names, others, each=1):
+    """Pairs of every name with `each` of the others, which take turns: a part of the product.
+
+    For properties of code that all names share, where every compilation takes a second.
+    """
+    repeated = (n for n in names for _ in range(each))
+    return list(zip(repeated, itertools.cycle(others), strict=False))
 
 
 def sizes(options, B):
@@ -90,6 +100,46 @@ def stacked(f, in_axes, arrays, size=3):
         ]
 
     return jax.tree.map(lambda *v: jnp.stack(v), *(f(*example(i)) for i in range(size)))
+
+
+def check_vmap(rng, run, loss_of, arrays, chosen):
+    """`jax.vmap` over the chosen arrays, of values and gradients, against a loop."""
+    every = tuple(range(len(arrays)))
+    axes = [
+        (k % 2 if a.ndim > 1 else 0) if c else None
+        for k, (a, c) in enumerate(zip(arrays, chosen, strict=True))
+    ]
+    many = [batched(rng, a, d) for a, d in zip(arrays, axes, strict=True)]
+    one = jax.jit(lambda *a: run(a))
+    assert_close(jax.vmap(one, axes)(*many), stacked(one, axes, many))
+    gradient = jax.jit(jax.grad(loss_of(run), every))
+    want = stacked(gradient, axes, many)
+    assert_close(jax.jit(jax.vmap(gradient, axes))(*many), want)
+
+    @jax.jit
+    def total(*many):
+        return jnp.sum(jax.vmap(loss_of(run), axes)(*many))
+
+    moved = [
+        w.sum(0) if d is None else np.moveaxis(w, 0, d) for w, d in zip(want, axes, strict=True)
+    ]
+    assert_close(jax.grad(total, every)(*many), tuple(moved))
+
+
+def check_sharding(mesh, check, run, loss_of, arrays):
+    """Values and gradients with the batch over a mesh's devices, vectors on all of them."""
+    every = tuple(range(len(arrays)))
+    data, whole = PartitionSpec("data"), PartitionSpec()
+    sharded = jax.shard_map(
+        lambda *a: run(a),
+        mesh=mesh,
+        in_specs=tuple(data if a.ndim > 1 else whole for a in arrays),
+        out_specs=data,
+        check_vma=check,
+    )
+    assert_close(jax.jit(sharded)(*arrays), run(arrays))
+    gradients = [jax.jit(jax.grad(loss_of(f), every)) for f in (lambda a: sharded(*a), run)]
+    assert_close(gradients[0](*arrays), gradients[1](*arrays))
 
 
 def kernels(f, *arrays):

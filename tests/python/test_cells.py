@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scanrnn
 from cell_reference import ACTIVATIONS, CELLS, Run, softplus
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import (
     BFLOAT16,
@@ -477,7 +477,6 @@ def test_any_axes(rng, name, lead, axis):
 
 
 @by_cell
-@settings(max_examples=40)
 @given(data=st.data())
 def test_fuzz(name, data):
     draw = data.draw

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import scanrnn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nonlinear_reference import CELLS, Run
 from reference import (
@@ -147,7 +147,6 @@ def test_finite_differences(rng, name):
 
 
 @given(st.data())
-@settings(max_examples=80)
 def test_fuzz(data):
     name = data.draw(st.sampled_from(list(CELLS)), "cell")
     cell = CELLS[name]

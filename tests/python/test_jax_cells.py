@@ -15,7 +15,6 @@ import reference
 import scanrnn
 import scanrnn.jax as srj
 from jax.nn import sigmoid
-from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
 from jax_cells import ACTIVATIONS, CASES, REAL, Case, arguments, call, double, loop, loss_of
 from jax_helpers import (
@@ -23,8 +22,11 @@ from jax_helpers import (
     SMALL,
     assert_close,
     batched,
+    check_sharding,
+    check_vmap,
     kernels,
     mesh,  # noqa: F401
+    spread,
     stacked,
     values,
     x64,  # noqa: F401
@@ -36,6 +38,9 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 every_cell = pytest.mark.parametrize("name", CASES)
+#: One with vectors and a state that is not the output, one with neither, one whose gate has no
+#: derivative at an end, a complex one.
+some_cells = pytest.mark.parametrize("name", ["sru", "min_gru", "rg_lru", "lru"])
 
 
 def small(rng, name, options="plain"):
@@ -49,8 +54,7 @@ def small(rng, name, options="plain"):
 # ---- Values and gradients ------------------------------------------------------------------------
 
 
-@every_cell
-@pytest.mark.parametrize("where", LARGE)
+@pytest.mark.parametrize(("name", "where"), spread(CASES, LARGE, 3))
 def test_values_and_gradients_are_the_loops(rng, name, where):
     case = CASES[name]
     options = LARGE[where] | case.options
@@ -68,8 +72,7 @@ def test_values_and_gradients_are_the_loops(rng, name, where):
         np.testing.assert_allclose(g, e, rtol=1e-10, atol=1e-10, err_msg=n)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@every_cell
+@pytest.mark.parametrize(("name", "dtype"), spread(CASES, ["float32", "float16", "bfloat16"], 2))
 def test_dtypes(rng, name, dtype):
     case, dtype = CASES[name], jnp.dtype(dtype)
     half = dtype.itemsize == 2
@@ -80,7 +83,9 @@ def test_dtypes(rng, name, dtype):
     options = LARGE["lengths"] | case.options
     arrays = arguments(rng, case, options, 3, 37, 4, dtype)
     (h, final), pullback = jax.vjp(lambda *a: call(case, a, **options), *arrays)
-    (want, last), expected = jax.vjp(lambda *a: loop(case, a, **options), *double(arrays))
+    (want, last), expected = jax.jit(lambda *a: jax.vjp(lambda *b: loop(case, b, **options), *a))(
+        *double(arrays)
+    )
     assert h.dtype == arrays[0].dtype
     assert final.dtype == (np.float32 if half else arrays[-1].dtype)
     reference.assert_matches(h, want)
@@ -109,8 +114,13 @@ def test_vectors_and_states_in_the_accumulation_dtype(rng, name):
     assert [g.dtype for g in pullback((h, final))] == [a.dtype for a in arrays]
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", ["gilr", "hgrn", "min_gru", "min_lstm", "qrnn-fo", "sru"])
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        *spread(["gilr", "hgrn", "min_gru", "min_lstm", "qrnn-fo"], ACTIVATIONS, 3),
+        *(("sru", activation) for activation in ACTIVATIONS),
+    ],
+)
 def test_activations(rng, name, activation):
     case = CASES[name]
     if name == "sru" and activation not in ("identity", "tanh", "relu"):
@@ -132,7 +142,7 @@ def test_activations(rng, name, activation):
     )
     run = partial(call, case, activation=activation)
     assert_close(run(arrays), loop_of(double(arrays)), 1e-12)
-    gradient, expected = (jax.grad(loss_of(f), case.every) for f in (run, loop_of))
+    gradient, expected = (jax.jit(jax.grad(loss_of(f), case.every)) for f in (run, loop_of))
     assert_close(gradient(*arrays), expected(*double(arrays)))
 
 
@@ -199,8 +209,7 @@ def test_empty_axes(rng, name, shape):
         assert_close((final, grads[-1]), (arrays[-1], dfinal), 0)
 
 
-@every_cell
-@pytest.mark.parametrize("T", [1, 33, 129])
+@pytest.mark.parametrize(("name", "T"), spread(CASES, [33, 1, 129], 2))
 def test_lengths_around_those_of_segments(rng, name, T):
     """Gates are not identities at 0: steps beyond the end must not count."""
     case = CASES[name]
@@ -213,8 +222,7 @@ def test_lengths_around_those_of_segments(rng, name, T):
     assert_close(run(*arrays), expected(*double(arrays)))
 
 
-@every_cell
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("name", "side"), spread(CASES, ["left", "right"]))
 def test_padding_is_not_read(rng, name, side):
     lengths, T = np.array([6, 2]), 6
     steps = np.arange(T)
@@ -337,43 +345,37 @@ def test_pieces_are_the_sequence(rng, name):
 # ---- Transformations -----------------------------------------------------------------------------
 
 
-@every_cell
+@some_cells
 def test_derivatives_in_both_modes(rng, name):
     _, run, _, arrays = small(rng, name)
     check_grads(jax.jit(loss_of(run)), arrays, 2, ["fwd", "rev"], atol=1e-5, rtol=1e-5)
 
 
-@every_cell
-@pytest.mark.parametrize("options", ["left-reverse", "packed-reset"])
+@pytest.mark.parametrize(("name", "options"), spread(CASES, ["left-reverse", "packed-reset"]))
 def test_second_derivatives_are_the_loops(rng, name, options):
     case, run, loop_of, arrays = small(rng, name, options)
-    gradient, expected = (jax.grad(loss_of(f), case.every) for f in (run, loop_of))
-    tangents = [values(rng, *a.shape, dtype=a.dtype) for a in arrays]
-    want = jax.jit(lambda a, t: jax.jvp(expected, a, t)[1])(arrays, tangents)
-    assert_close(jax.jit(lambda a, t: jax.jvp(gradient, a, t)[1])(arrays, tangents), want)
+    tangents = tuple(values(rng, *a.shape, dtype=a.dtype) for a in arrays)
 
-    def directional(*arrays):
-        grads = gradient(*arrays)
-        return sum(jnp.sum(jnp.real(g * t)) for g, t in zip(grads, tangents, strict=True))
+    def second(f):
+        """Forward over reverse, and reverse over reverse."""
+        gradient = jax.grad(loss_of(f), case.every)
 
-    # JAX's gradients of complex arguments are conjugated.
-    conjugated = jax.grad(directional, case.every)(*arrays)
-    reverse = jax.jit(
-        lambda a: jax.grad(
-            lambda *b: sum(
-                jnp.sum(jnp.real(g * t)) for g, t in zip(expected(*b), tangents, strict=True)
-            ),
-            case.every,
-        )(*a)
-    )(arrays)
-    assert_close(conjugated, reverse)
+        def directional(*arrays):
+            pairs = zip(gradient(*arrays), tangents, strict=True)
+            return sum(jnp.sum(jnp.real(g * t)) for g, t in pairs)
+
+        return jax.jit(
+            lambda *a: (jax.jvp(gradient, a, tangents)[1], jax.grad(directional, case.every)(*a))
+        )
+
+    assert_close(second(run)(*arrays), second(loop_of)(*arrays))
 
 
 @every_cell
 def test_forward_mode_and_transposition(rng, name):
     case, run, loop_of, arrays = small(rng, name, "left")
     tangents = [values(rng, *a.shape, dtype=a.dtype) for a in arrays]
-    want = jax.jvp(lambda *a: loop_of(a), arrays, tangents)
+    want = jax.jit(lambda a, t: jax.jvp(lambda *b: loop_of(b), a, t))(arrays, tangents)
     assert_close(jax.jvp(lambda *a: run(a), arrays, tangents), want)
     out, linear = jax.linearize(lambda *a: run(a), *arrays)
     assert_close((out, linear(*tangents)), want)
@@ -412,37 +414,16 @@ BATCHES = {
 @pytest.mark.parametrize(
     ("name", "which", "options"),
     [
-        (name, which, options)
-        for name, which in itertools.product(CASES, BATCHES)
-        for options in (["plain", "packed-reset"] if which == "all" else ["plain"])
-        if which != "vectors" or CASES[name].vectors
+        *itertools.product(["sru", "rg_lru", "lru"], ["steps", "vectors", "state"], ["plain"]),
+        *((name, "all", options) for name, options in spread(CASES, ["plain", "packed-reset"])),
     ],
 )
 def test_vmap(rng, name, which, options):
-    case, run, _, arrays = small(rng, name, options)
-    chosen = BATCHES[which](arrays)
-    axes = [
-        (k % 2 if a.ndim > 1 else 0) if c else None
-        for k, (a, c) in enumerate(zip(arrays, chosen, strict=True))
-    ]
-    many = [batched(rng, a, d) for a, d in zip(arrays, axes, strict=True)]
-    one = jax.jit(lambda *a: run(a))
-    assert_close(jax.vmap(one, axes)(*many), stacked(one, axes, many))
-    gradient = jax.jit(jax.grad(loss_of(run), case.every))
-    want = stacked(gradient, axes, many)
-    assert_close(jax.jit(jax.vmap(gradient, axes))(*many), want)
-
-    @jax.jit
-    def total(*many):
-        return jnp.sum(jax.vmap(loss_of(run), axes)(*many))
-
-    moved = [
-        w.sum(0) if d is None else np.moveaxis(w, 0, d) for w, d in zip(want, axes, strict=True)
-    ]
-    assert_close(jax.grad(total, case.every)(*many), tuple(moved))
+    _, run, _, arrays = small(rng, name, options)
+    check_vmap(rng, run, loss_of, arrays, BATCHES[which](arrays))
 
 
-@every_cell
+@some_cells
 def test_vmap_of_second_derivatives(rng, name):
     case, run, _, arrays = small(rng, name)
     tangents = tuple(values(rng, *a.shape, dtype=a.dtype) for a in arrays)
@@ -456,7 +437,7 @@ def test_vmap_of_second_derivatives(rng, name):
     assert_close(jax.vmap(second, axes)(*many), stacked(second, axes, many))
 
 
-@every_cell
+@some_cells
 def test_inside_control_flow_with_checkpoint(rng, name):
     case = CASES[name]
     arrays = arguments(rng, case, {}, 2, 20, 3)
@@ -481,25 +462,12 @@ def test_inside_control_flow_with_checkpoint(rng, name):
         assert_close(got, want)
 
 
-@every_cell
-@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(("name", "check"), spread(CASES, [True, False]))
 def test_shard_map_over_batch(rng, mesh, name, check):
     case = CASES[name]
     arrays = arguments(rng, case, {}, 4, 7, 3)
-    data, whole = PartitionSpec("data"), PartitionSpec()
-    sharded = jax.shard_map(
-        lambda *a: call(case, a),
-        mesh=mesh,
-        in_specs=tuple(data if a.ndim > 1 else whole for a in arrays),
-        out_specs=data,
-        check_vma=check,
-    )
-    assert_close(jax.jit(sharded)(*arrays), call(case, arrays))
-    gradients = [
-        jax.jit(jax.grad(loss_of(f), case.every))
-        for f in (lambda a: sharded(*a), partial(call, case))
-    ]
-    assert_close(gradients[0](*arrays), gradients[1](*arrays))
+    run = partial(call, case)
+    check_sharding(mesh, check, run, loss_of, arrays)
 
 
 @every_cell

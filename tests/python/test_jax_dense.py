@@ -1,6 +1,8 @@
 """`scanrnn.jax`'s lstm, gru and rnn against the serial recurrence and against torch.nn."""
 
 # ruff: noqa: E402
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,7 @@ def initial(rng, kind, batch, H=6, dtype="float64"):
     return tuple(states) if kind == "lstm" else states[0]
 
 
+@partial(jax.jit, static_argnums=0, static_argnames="reverse")
 def serial(kind, params, x, state=None, reverse=False):
     """Plain scan over time."""
     h, final, _ = _dense._network(
@@ -60,8 +63,16 @@ def difference(a, b):
     return max(float(jnp.abs(u - v).max() / jnp.maximum(1, jnp.abs(v).max())) for u, v in leaves)
 
 
-@by_kind
-@pytest.mark.parametrize(("dtype", "reverse"), [("float32", True), ("float64", False)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "reverse"),
+    [
+        ("lstm", "float64", False),
+        ("lstm", "float32", True),
+        ("gru", "float64", False),
+        ("tanh", "float32", True),
+        ("relu", "float64", True),
+    ],
+)
 def test_values_and_gradients_are_the_serial_ones(rng, kind, dtype, reverse):
     params = parameters(rng, kind, dtype=dtype)
     x = jnp.asarray(rng.normal(size=(2, 403, 5)), dtype)
@@ -79,7 +90,8 @@ def test_values_and_gradients_are_the_serial_ones(rng, kind, dtype, reverse):
     none = jax.tree.map(jnp.zeros_like, want)
     only_final = (none[0], g[1])
     assert difference(pull(only_final), pull_want(only_final)) < 10 * tolerance
-    report = call(kind, params, x, state, width=50, burn_in=50, return_report=True)[-1]
+    options = {"width": 50, "burn_in": 50, "return_report": True}
+    report = jax.jit(partial(call, kind, **options))(params, x, state)[-1]
     assert _dense.STATUS[int(report.status)] == "converged"
     assert report.residual <= (1e-12 if dtype == "float64" else 2e-6)
     assert int(report.first_unconverged_step) == -1
@@ -104,9 +116,8 @@ def test_check_grads(rng, kind):
     params = parameters(rng, kind, 2, 3)
     x = jnp.asarray(rng.normal(size=(38, 2)))
     state = initial(rng, kind, (), 3)
-    check_grads(
-        lambda *a: call(kind, *a, width=9, tol=1e-13, max_passes=6), (params, x, state), 1, ["rev"]
-    )
+    run = jax.jit(partial(call, kind, width=9, tol=1e-13, max_passes=6))
+    check_grads(run, (params, x, state), 1, ["rev"])
 
 
 @pytest.mark.parametrize(("kind", "gain", "gate"), [("lstm", 1, 6), ("gru", 1, 6), ("lstm", 2, 4)])
@@ -123,7 +134,7 @@ def test_n11_fallback_keeps_the_prefix(rng, kind, gain, gate):
     assert np.isinf(report.error_estimate)
     assert difference(h[:, :step], want[0][:, :step]) < 1e-12
     assert difference((h, final), want) < 1e-9
-    got = jax.grad(lambda p: call(kind, p, x, width=50, burn_in=16)[0].sum())(params)
+    got = jax.grad(lambda p: run(p, x)[0].sum())(params)
     assert difference(got, jax.grad(lambda p: serial(kind, p, x)[0].sum())(params)) < 1e-8
 
 
@@ -143,12 +154,12 @@ def test_more_passes_where_they_are_needed(rng):
 @by_kind
 @pytest.mark.parametrize("burn_in", [8, 20])
 def test_the_error_estimate_is_one(rng, kind, burn_in):
+    options = {"width": 50, "burn_in": burn_in, "tol": 1e-2, "max_passes": 9}
+    run = jax.jit(partial(call, kind, **options, return_report=True))
     for _ in range(3):
         params = parameters(rng, kind, 8, 24)
         x = jnp.asarray(rng.normal(size=(2, 1000, 8)))
-        h, _, report = call(
-            kind, params, x, width=50, burn_in=burn_in, tol=1e-2, max_passes=9, return_report=True
-        )
+        h, _, report = run(params, x)
         error = float(jnp.abs(h - serial(kind, params, x)[0]).max())
         assert _dense.STATUS[int(report.status)] == "converged"
         assert error <= float(report.error_estimate) <= 400 * error
@@ -166,10 +177,10 @@ def test_s01_any_length(rng, T):
 def test_vmap_and_batches_of_any_rank(rng):
     params = parameters(rng, "lstm")
     x = jnp.asarray(rng.normal(size=(2, 3, 200, 5)))
-    want = srj.lstm(params, x)
-    assert difference(jax.vmap(lambda x: srj.lstm(params, x))(x), want) < 1e-12
+    run = jax.jit(srj.lstm)
+    assert difference(jax.vmap(run, (None, 0))(params, x), run(params, x)) < 1e-12
     many = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
-    got = jax.vmap(jax.grad(lambda p, x: srj.lstm(p, x)[0].sum()))(many, x)
+    got = jax.vmap(jax.grad(lambda p, x: run(p, x)[0].sum()))(many, x)
     for i in range(2):
         one = jax.tree.map(lambda p, i=i: p[i], many)
         assert difference(

@@ -22,7 +22,10 @@ from test_scan_fuzz import sequence_options
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-few = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=settings.default.max_examples // 5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 sizes = st.tuples(st.integers(0, 4), st.integers(0, 70), st.integers(0, 17))
 axes = st.sampled_from([-2, -1, 0])
 

@@ -209,7 +209,7 @@ def test_step_is_the_scan(rng, dtype):
 
 @pytest.mark.parametrize(
     ("name", "activation"),
-    [("plain", "identity"), ("left-reverse", "tanh"), ("packed-reset", "tanh")],
+    [("left-reverse", "identity"), ("packed-reset", "tanh")],
 )
 def test_derivatives_in_both_modes(rng, name, activation):
     arrays, options = small(rng, name)
@@ -268,7 +268,7 @@ BATCHES = {
 
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [*itertools.product(["plain", "packed-reset"], BATCHES), ("left-reverse", "all")],
+    [*(("plain", batch) for batch in BATCHES), ("packed-reset", "all"), ("left-reverse", "all")],
 )
 def test_vmap(rng, name, batch):
     (arrays, options), in_axes = small(rng, name), BATCHES[batch]

@@ -309,10 +309,18 @@ def forms(row):
     return [(b, d) for b in range(1, full + 1) for d in (1, 2)]
 
 
-@pytest.mark.parametrize("option", ["plain", "packed-reverse-reset", "left-reset"])
-@pytest.mark.parametrize("row", [row for row in ROWS if row != "gilr update"])
+OPCHECKS = {"plain": 0, "packed-reverse-reset": -1, "left-reset": -3}
+
+
+@pytest.mark.parametrize(
+    ("row", "option"),
+    [
+        *(("sru", option) for option in OPCHECKS),
+        *zip(["gilr", "qrnn", "min_lstm", "rg_lru"], itertools.cycle(OPCHECKS)),
+    ],
+)
 def test_w06_opcheck(row, option):
-    place = {"plain": 0, "packed-reverse-reset": -1, "left-reset": -3}[option]
+    place = OPCHECKS[option]
     blocks, directions = (forms(row) * 2)[place]
     tensors, rest = operator_arguments(row, option, blocks, directions)
     y, final, checkpoints = OPS.cell.default(*tensors, *rest, True)

@@ -13,7 +13,7 @@ import pytest
 import scanrnn.torch as srt
 import torch
 from dense_helpers import KINDS, assert_same, distance, network, outcome, parts
-from hypothesis import given, settings
+from hypothesis import given
 from scanrnn.torch._relax import costs, plan
 from scanrnn.torch._relax.forward import Call
 from scanrnn.torch._relax.kernel import Kernel
@@ -256,7 +256,6 @@ def test_w05_steps_are_the_sequence(cls):
         module.step(x)
 
 
-@settings(max_examples=25)
 @given(
     st.sampled_from(["LSTM", "GRU", "RNN"]),
     st.integers(1, 200),
@@ -765,7 +764,6 @@ def test_g05_memory_saved_is_the_input_and_the_starts():
 # ---- Pieces --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
 def test_rows_follow_one_another(counts):
     layout = Layout(counts, torch.device("cpu"))

@@ -14,6 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .._weights import (
+    Source,
+    fla_hgrn,
+    min_gru_pytorch,
+    pytorch_qrnn,
+    recurrentgemma,
+    sru_package,
+)
 from ._layers import Params, SruParams
 
 __all__ = [
@@ -28,34 +36,13 @@ __all__ = [
 Values: TypeAlias = np.ndarray[Any, Any]
 
 
-class _Source:
-    """What of a state dict has not been used yet."""
-
-    def __init__(self, fn: str, state_dict: Mapping[str, Any]) -> None:
-        self.fn = fn
-        self.rest = dict(state_dict)
-
-    def take(self, key: str, shape: tuple[int, ...], default: float | None = None) -> Values:
-        """An array of that shape, which is used now; where it is missing, full of the default."""
-        if key not in self.rest:
-            if default is not None:
-                return np.full(shape, default)
-            raise ValueError(f"{self.fn}: state_dict has no {key}, expected shape {shape}")
-        value = np.asarray(self.rest.pop(key))
-        if value.shape != shape:
-            raise ValueError(f"{self.fn}: {key} has shape {value.shape}, expected {shape}")
-        return value
-
-    def finish(self) -> None:
-        """Raise ValueError if something was not used."""
-        if self.rest:
-            unused = ", ".join(self.rest)
-            raise ValueError(f"{self.fn}: state_dict has {unused}, which the layers can't use")
+def _source(fn: str, state_dict: Mapping[str, Any]) -> Source:
+    return Source(fn, state_dict, "layers", np.asarray)
 
 
-def _parts(value: Values, count: int) -> Values:
-    """(input, parts, output) of a linear layer's weight, (parts * output, input)."""
-    return value.reshape(count, -1, value.shape[-1]).transpose(2, 0, 1)
+def _matrices(parts: list[Values]) -> Array:
+    """(input, parts, output) of matrices (output, input)."""
+    return jnp.asarray(np.stack([part.T for part in parts], 1))
 
 
 def sru_package_params(
@@ -99,36 +86,27 @@ def sru_package_params(
         ValueError: a weight is missing, has another shape, or does what the layers don't: layer
             normalisation, a custom module for the products, a projection before the first layer.
     """
-    source = _Source("sru_package_params", state_dict)
-    stacked = any(key.startswith("rnn_lst.") for key in state_dict)
-    d, D, n = 2 if bidirectional else 1, hidden_size, input_size
+    source = _source("sru_package_params", state_dict)
+    d, D = 2 if bidirectional else 1, hidden_size
+    features = [input_size, *[d * D] * (num_layers - 1)][:num_layers]
+    sizes = [(n, 4 if highway and n != d * D else 3) for n in features]
     params = []
-    for layer in range(num_layers):
-        prefix = f"rnn_lst.{layer}." if stacked else ""
-        projected = highway and n != d * D
-        columns = d * D * (4 if projected else 3)
-        factor = source.rest.get(f"{prefix}weight_proj")
-        inner = n if factor is None else np.shape(factor)[1]
-        weight = source.take(f"{prefix}weight", (inner, columns))
-        if factor is not None:
-            weight = source.take(f"{prefix}weight_proj", (n, inner)) @ weight
-        by_direction = weight.reshape(n, d, D, -1).transpose(1, 0, 3, 2)
-        bias = source.take(f"{prefix}bias", (2 * d * D,)).reshape(2, d, D)
-        v = source.take(f"{prefix}weight_c", (2 * d * D,), 0).reshape(2, d, D)
-        scale = source.take(f"{prefix}scale_x", (1,), 1)[0]
-        for k, matrix in enumerate(by_direction):
-            if not projected and (d > 1 or not highway or scale != 1):
-                taken = np.eye(n, d * D)[:, k * D : (k + 1) * D] * (scale if highway else 0)
+    for (n, k), layer in zip(sizes, sru_package(source, sizes, d, D), strict=True):
+        dtype, scale = layer.weight.dtype, layer.scale
+        for direction, matrix in enumerate(layer.weight.transpose(1, 0, 3, 2)):
+            if k == 3 and (d > 1 or not highway or scale != 1):
+                columns = slice(direction * D, (direction + 1) * D)
+                taken = np.eye(n, d * D)[:, columns] * (scale if highway else 0)
                 matrix = np.concatenate([matrix, taken[:, None]], 1)
+            bias_f, bias_r = layer.bias[:, direction]
             one = SruParams(
-                weight=jnp.asarray(matrix, weight.dtype),
-                bias_f=jnp.asarray(bias[0, k]),
-                bias_r=jnp.asarray(bias[1, k]),
+                weight=jnp.asarray(matrix, dtype),
+                bias_f=jnp.asarray(bias_f),
+                bias_r=jnp.asarray(bias_r),
             )
-            if v.any():
-                one["v_f"], one["v_r"] = (jnp.asarray(w[k], weight.dtype) for w in v)
+            if layer.v is not None and layer.v.any():
+                one["v_f"], one["v_r"] = (jnp.asarray(v, dtype) for v in layer.v[:, direction])
             params.append(one)
-        n = d * D
     source.finish()
     return params
 
@@ -168,19 +146,12 @@ def pytorch_qrnn_params(
     Raises:
         ValueError: a weight is missing, has another shape, or is not used.
     """
-    source = _Source("pytorch_qrnn_params", state_dict)
-    stacked = any(key.startswith("layers.") for key in state_dict)
-    parts, D, n = 3 if output_gate else 2, hidden_size, input_size
-    signs = np.array([1, -1, 1][:parts])
+    source = _source("pytorch_qrnn_params", state_dict)
+    parts, D = 3 if output_gate else 2, hidden_size
     params = []
-    for layer in range(num_layers):
-        prefix = f"layers.{layer}." if stacked else ""
-        weight = source.take(f"{prefix}linear.weight", (parts * D, window * n))
-        bias = source.take(f"{prefix}linear.bias", (parts * D,)).reshape(parts, D)
-        weight = weight.reshape(parts, D, window, n).transpose(2, 3, 0, 1)
-        weight, bias = weight * signs[:, None], bias * signs[:, None]
-        params.append({"weight": jnp.asarray(weight), "bias": jnp.asarray(bias)})
-        n = D
+    for weights, biases in pytorch_qrnn(source, num_layers, input_size, D, window, parts):
+        weight = np.stack(weights).reshape(parts, D, window, -1).transpose(2, 3, 0, 1)
+        params.append({"weight": jnp.asarray(weight), "bias": jnp.asarray(np.stack(biases))})
     source.finish()
     return params
 
@@ -188,14 +159,11 @@ def pytorch_qrnn_params(
 def _minimal(
     fn: str, state_dict: Mapping[str, Any], key: str, parts: int, sizes: tuple[int, int]
 ) -> tuple[Params, Array | None]:
-    """Parameters of minGRU-pytorch, whose first part is the candidate, the layer's last."""
-    (n, D), source = sizes, _Source(fn, state_dict)
-    weight = _parts(source.take(f"{key}.weight", (parts * D, n)), parts)
-    out = None
-    if "to_out.weight" in source.rest:
-        out = jnp.asarray(source.take("to_out.weight", (n, D)).T)
-    source.finish()
-    return {"weight": jnp.asarray(np.roll(weight, -1, 1))}, out
+    """Parameters of minGRU-pytorch, and the matrix of the output or None."""
+    (n, D), source = sizes, _source(fn, state_dict)
+    size = n if "to_out.weight" in state_dict else 0
+    matrices, out = min_gru_pytorch(source, key, parts, n, D, size)
+    return {"weight": _matrices(matrices)}, None if out is None else jnp.asarray(out.T)
 
 
 def min_gru_params(
@@ -289,20 +257,15 @@ def recurrentgemma_params(state_dict: Mapping[str, Any], width: int, num_heads: 
     fn = "recurrentgemma_params"
     if num_heads < 1 or width % num_heads:
         raise ValueError(f"{fn}: num_heads is {num_heads}, expected a divisor of {width}")
-    source, b = _Source(fn, state_dict), width // num_heads
-    gates = ("a_gate", "input_gate")
-    blocks = [source.take(f"{gate}.w", (num_heads, b, b)) for gate in gates]
-    biases = [source.take(f"{gate}.b", (num_heads, b)).reshape(width) for gate in gates]
-    weight = np.zeros((num_heads, b, 2, num_heads, b), blocks[0].dtype)
+    layer, b = recurrentgemma(_source(fn, state_dict), width, num_heads), width // num_heads
+    weight = np.zeros((num_heads, b, 2, num_heads, b), layer.weights[0].dtype)
     heads = np.arange(num_heads)
-    weight[heads, :, :, heads] = np.stack(blocks, 2)
-    params = {
+    weight[heads, :, :, heads] = np.stack(layer.weights, 2)
+    return {
         "weight": jnp.asarray(weight.reshape(width, 2, width)),
-        "bias": jnp.asarray(np.stack(biases)),
-        "lam": jnp.asarray(source.take("a_param", (width,))),
+        "bias": jnp.asarray(np.stack(layer.biases).reshape(2, width)),
+        "lam": jnp.asarray(layer.lam),
     }
-    source.finish()
-    return params
 
 
 def fla_hgrn_params(
@@ -336,12 +299,10 @@ def fla_hgrn_params(
     Raises:
         ValueError: a weight is missing, has another shape, or is not used.
     """
-    (n, D), source = (input_size, hidden_size), _Source("fla_hgrn_params", state_dict)
-    products = [source.take(f"{name}_proj.weight", (D, n)).T for name in ("f", "i")]
+    layer = fla_hgrn(_source("fla_hgrn_params", state_dict), input_size, hidden_size)
     more = {
-        "gate": jnp.asarray(source.take("g_proj.weight", (D, n)).T),
-        "norm": jnp.asarray(source.take("g_norm.weight", (D,))),
-        "out": jnp.asarray(source.take("o_proj.weight", (n, D)).T),
+        "gate": jnp.asarray(layer.gate.T),
+        "norm": jnp.asarray(layer.norm),
+        "out": jnp.asarray(layer.out.T),
     }
-    source.finish()
-    return {"weight": jnp.asarray(np.stack(products, 1))}, more
+    return {"weight": _matrices(layer.products)}, more

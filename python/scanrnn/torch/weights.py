@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._ops import check_shape
+from .._weights import (
+    Source,
+    fla_hgrn,
+    min_gru_pytorch,
+    pytorch_qrnn,
+    recurrentgemma,
+    sru_package,
+)
 from ._recurrent import Recurrent
 from .modules import HGRN, QRNN, RGLRU, SRU, MinGRU, MinLSTM
 
@@ -28,11 +35,11 @@ __all__ = [
 
 
 class _Transfer:
-    """What is left of a state dict, and the copies to make once all of it is understood."""
+    """A state dict, and the copies to make once all of it is understood."""
 
     def __init__(self, fn: str, state_dict: Mapping[str, Tensor]) -> None:
         self.fn = fn
-        self.rest = dict(state_dict)
+        self.source = Source(fn, state_dict, "layer")
         self.copies: list[tuple[Tensor, Tensor]] = []
 
     def require(self, module: Recurrent[Any], **expected: object) -> None:
@@ -43,23 +50,13 @@ class _Transfer:
                     f"{self.fn}: module has {name}={getattr(module, name)!r}, expected {value!r}"
                 )
 
-    def take(self, key: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of the state dict, which is used now."""
-        if key not in self.rest:
-            raise ValueError(f"{self.fn}: state_dict has no {key}, expected shape {shape}")
-        value = self.rest.pop(key)
-        check_shape(self.fn, key, value, shape)
-        return value
-
     def put(self, target: Tensor, value: Tensor) -> None:
         """Plan to copy a value into a parameter of its shape."""
         self.copies.append((target, value.reshape(target.shape)))
 
     def finish(self) -> None:
         """Make the copies, unless something of the state dict was not used."""
-        if self.rest:
-            unused = ", ".join(self.rest)
-            raise ValueError(f"{self.fn}: state_dict has {unused}, which the layer can't use")
+        self.source.finish()
         with torch.no_grad():
             for target, value in self.copies:
                 target.copy_(value)
@@ -100,38 +97,26 @@ def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> N
             in the layers. Nothing has been copied.
     """
     transfer = _Transfer("load_sru_package_weights", state_dict)
-    fn, rest = transfer.fn, transfer.rest
+    fn = transfer.fn
     if not module.bias:
         raise ValueError(f"{fn}: module has no biases, expected one made with bias=True")
-    stacked = any(key.startswith("rnn_lst.") for key in rest)
     d, D = 2 if module.bidirectional else 1, module.hidden_size
+    targets: list[Tensor] = [getattr(module, f"weight_ih_l{k}") for k in range(module.num_layers)]
+    sizes = [(target.shape[1], target.shape[0] // (d * D)) for target in targets]
     scales = set()
-    for layer in range(module.num_layers):
-        prefix = f"rnn_lst.{layer}." if stacked else ""
-        to_weight: Tensor = getattr(module, f"weight_ih_l{layer}")
-        rows, n = to_weight.shape
-        factor = rest.pop(f"{prefix}weight_proj", None)
-        inner = n if factor is None else factor.shape[1]
-        weight = transfer.take(f"{prefix}weight", (inner, rows))
-        if factor is not None:
-            check_shape(fn, f"{prefix}weight_proj", factor, (n, inner))
-            weight = factor @ weight
-        bias = transfer.take(f"{prefix}bias", (2 * d * D,))
-        transfer.put(to_weight, weight.reshape(n, d, D, -1).permute(1, 3, 2, 0))
-        transfer.put(getattr(module, f"bias_ih_l{layer}"), bias.reshape(2, d, D).transpose(0, 1))
-        weight_c = rest.pop(f"{prefix}weight_c", bias.new_zeros(2 * d * D))
-        check_shape(fn, f"{prefix}weight_c", weight_c, (2 * d * D,))
+    for k, layer in enumerate(sru_package(transfer.source, sizes, d, D)):
+        transfer.put(targets[k], layer.weight.permute(1, 3, 2, 0))
+        transfer.put(getattr(module, f"bias_ih_l{k}"), layer.bias.transpose(0, 1))
+        v = torch.zeros_like(layer.bias) if layer.v is None else layer.v
         if module.recurrent:
-            by_direction = weight_c.reshape(2, d, D).transpose(0, 1)
-            transfer.put(getattr(module, f"weight_c_l{layer}"), by_direction)
-        elif torch.any(weight_c != 0):
+            transfer.put(getattr(module, f"weight_c_l{k}"), v.transpose(0, 1))
+        elif torch.any(v != 0):
             raise ValueError(
-                f"{fn}: {prefix}weight_c is not 0: the gates see the state, expected a module made "
-                "with recurrent=True"
+                f"{fn}: {layer.prefix}weight_c is not 0: the gates see the state, expected a "
+                "module made with recurrent=True"
             )
-        scale = float(rest.pop(f"{prefix}scale_x", 1.0))
-        if module.uses_input_as_highway(n):
-            scales.add(scale)
+        if module.uses_input_as_highway(sizes[k][0]):
+            scales.add(layer.scale)
     if len(scales) > 1:
         raise ValueError(f"{fn}: scale_x differs between layers: {sorted(scales)}")
     transfer.finish()
@@ -166,30 +151,26 @@ def load_pytorch_qrnn_weights(module: QRNN, state_dict: Mapping[str, Tensor]) ->
     transfer.require(module, bias=True, bidirectional=False, proj_size=0, activation="tanh")
     if module.pooling == "ifo":
         raise ValueError(f"{transfer.fn}: module has pooling='ifo', expected 'fo' or 'f'")
-    stacked = any(key.startswith("layers.") for key in state_dict)
-    for layer in range(module.num_layers):
-        prefix = f"layers.{layer}." if stacked else ""
-        for name, to in (("weight", "weight_ih"), ("bias", "bias_ih")):
-            target: Tensor = getattr(module, f"{to}_l{layer}")
-            value = transfer.take(f"{prefix}linear.{name}", tuple(target.shape))
-            z, f, *o = value.split(module.hidden_size)
-            transfer.put(target, torch.cat([-f, z] if module.pooling == "f" else [z, -f, *o]))
+    n, D, parts = module.input_size, module.hidden_size, 2 if module.pooling == "f" else 3
+    layers = pytorch_qrnn(transfer.source, module.num_layers, n, D, module.window, parts)
+    for layer, values in enumerate(layers):
+        for to, blocks in zip(("weight_ih", "bias_ih"), values, strict=True):
+            # The layer without an output gate has the forget gate first.
+            ordered = blocks if parts == 3 else blocks[::-1]
+            transfer.put(getattr(module, f"{to}_l{layer}"), torch.cat(ordered))
     transfer.finish()
 
 
 def _load_minimal(
-    fn: str, module: MinGRU | MinLSTM, state_dict: Mapping[str, Tensor], source: str, blocks: int
+    fn: str, module: MinGRU | MinLSTM, state_dict: Mapping[str, Tensor], key: str, parts: int
 ) -> None:
-    """Copy weights of minGRU-pytorch, whose first block is the candidate, the layer's last."""
     transfer = _Transfer(fn, state_dict)
     transfer.require(module, num_layers=1, bias=False, bidirectional=False, activation="positive")
-    n, D = module.input_size, module.hidden_size
-    weight = transfer.take(f"{source}.weight", (blocks * D, n))
-    if module.proj_size:
-        out = transfer.take("to_out.weight", (module.proj_size, D))
+    sizes = module.input_size, module.hidden_size, module.proj_size
+    matrices, out = min_gru_pytorch(transfer.source, key, parts, *sizes)
+    transfer.put(module.get_parameter("weight_ih_l0"), torch.cat(matrices))
+    if out is not None:
         transfer.put(module.get_parameter("weight_hr_l0"), out)
-    candidate, *gates = weight.split(D)
-    transfer.put(module.get_parameter("weight_ih_l0"), torch.cat([*gates, candidate]))
     transfer.finish()
 
 
@@ -267,13 +248,10 @@ def load_recurrentgemma_weights(module: RGLRU, state_dict: Mapping[str, Tensor])
     transfer = _Transfer("load_recurrentgemma_weights", state_dict)
     width, heads = module.hidden_size, module.num_heads
     transfer.require(module, num_layers=1, input_size=width, bias=True, bidirectional=False, c=8.0)
-    b = width // heads
-    gates = ("a_gate", "input_gate")
-    weights = [transfer.take(f"{gate}.w", (heads, b, b)) for gate in gates]
-    biases = [transfer.take(f"{gate}.b", (heads, b)) for gate in gates]
-    transfer.put(module.get_parameter("weight_gate_l0"), torch.stack(weights))
-    transfer.put(module.get_parameter("bias_gate_l0"), torch.stack(biases))
-    transfer.put(module.get_parameter("lambda_l0"), transfer.take("a_param", (width,)))
+    layer = recurrentgemma(transfer.source, width, heads)
+    transfer.put(module.get_parameter("weight_gate_l0"), torch.stack(layer.weights))
+    transfer.put(module.get_parameter("bias_gate_l0"), torch.stack(layer.biases))
+    transfer.put(module.get_parameter("lambda_l0"), layer.lam)
     transfer.finish()
 
 
@@ -305,9 +283,9 @@ def load_fla_hgrn_weights(module: HGRN, state_dict: Mapping[str, Tensor]) -> Non
         module, num_layers=1, bias=False, bidirectional=False, output_gate=True, proj_size=n,
         activation="silu",
     )  # fmt: skip
-    products = [transfer.take(f"{name}_proj.weight", (D, n)) for name in ("f", "i")]
-    transfer.put(module.get_parameter("weight_ih_l0"), torch.cat(products))
-    transfer.put(module.get_parameter("weight_gate_l0"), transfer.take("g_proj.weight", (D, n)))
-    transfer.put(module.get_parameter("weight_norm_l0"), transfer.take("g_norm.weight", (D,)))
-    transfer.put(module.get_parameter("weight_hr_l0"), transfer.take("o_proj.weight", (n, D)))
+    layer = fla_hgrn(transfer.source, n, D)
+    transfer.put(module.get_parameter("weight_ih_l0"), torch.cat(layer.products))
+    transfer.put(module.get_parameter("weight_gate_l0"), layer.gate)
+    transfer.put(module.get_parameter("weight_norm_l0"), layer.norm)
+    transfer.put(module.get_parameter("weight_hr_l0"), layer.out)
     transfer.finish()
