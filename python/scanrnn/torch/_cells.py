@@ -38,8 +38,10 @@ from scanrnn import _core
 
 from ._ops import (
     ACCUMULATION,
+    GENERALLY,
     LEAF_STEPS,
     REAL,
+    RECORDED,
     SEQUENCES,
     Descriptor,
     OptTensor,
@@ -60,6 +62,7 @@ from ._ops import (
     only,
     returnable,
     scan,
+    situation,
     stream_of,
     valid_steps,
 )
@@ -308,7 +311,6 @@ def _cell(
     sequence_tensors = (cu_seqlens, lengths, reset)
     N, D = _check_cell(inputs, c0, sequence_tensors, kind, blocks, directions)
     y, final, checkpoints = outputs = _outputs(in0, N, D, kind, blocks, directions, checkpoint)
-    rows = checkpoints.shape[1] and _core.checkpoint_rows(in0.shape[0], in0.shape[1], N)
     packs, valid, resets = map(describe, sequence_tensors)
     stream = stream_of(in0)
     for d in range(directions):
@@ -318,7 +320,7 @@ def _cell(
             describe_row(c0, d),
             describe_block(y, d, D),
             describe_row(final, d),
-            describe_row(checkpoints, d, rows) if rows else None,
+            describe_row(checkpoints, d) if checkpoints.shape[1] else None,
             options,
             reverse != (d == 1),
             packs,
@@ -360,7 +362,7 @@ def _cell_backward(
     blocks: int,
     directions: int,
     wanted: Sequence[bool],
-) -> Tensors:
+) -> tuple[OptTensor, ...]:
     inputs = (in0, in1, in2, in3, in4, in5)
     sequence_tensors = (cu_seqlens, lengths, reset)
     N, D = _check_cell(inputs, c0, sequence_tensors, kind, blocks, directions)
@@ -370,7 +372,6 @@ def _cell_backward(
             *(*inputs, c0, *sequence_tensors, reverse, left_padded),
             *(kind, options, blocks, directions, True),
         )
-    rows = 0 if state_is_output else _core.checkpoint_rows(in0.shape[0], in0.shape[1], N)
     *gradients, dc0 = new_gradients((*inputs, c0), wanted)
     packs, valid, resets = map(describe, sequence_tensors)
     stream = stream_of(in0)
@@ -379,7 +380,7 @@ def _cell_backward(
             kind,
             _direction(d, kind, blocks, directions, D, inputs),
             describe_row(c0, d),
-            describe_block(saved, d, D) if state_is_output else describe_row(saved, d, rows),
+            describe_block(saved, d, D) if state_is_output else describe_row(saved, d),
             describe_block(dy, d, D),
             describe_row(dfinal, d),
             _direction(d, kind, blocks, directions, D, gradients),
@@ -393,7 +394,7 @@ def _cell_backward(
             stream,
             allocate,
         )
-    return returnable((*gradients, dc0), in0)
+    return (*gradients, dc0)
 
 
 def _fake_cell_backward(*args: Any) -> Tensors:
@@ -542,14 +543,14 @@ class _CellBackward(Function):
 _INPUTS = "Tensor in0, " + "".join(f"Tensor? in{j}, " for j in range(1, SLOTS)) + "Tensor? c0"
 _OPTIONS = f"{SEQUENCES}, int kind, float[] options, int blocks, int directions"
 
-_fused = define(
+_cell_as = define(
     "cell",
     f"({_INPUTS}, {_OPTIONS}, bool checkpoint) -> (Tensor, Tensor, Tensor)",
     _cell,
     _fake_cell,
     _Cell,
 )
-_fused_backward = define(
+_cell_backward_as = define(
     "cell_backward",
     f"({_INPUTS}, Tensor saved, Tensor? dy, Tensor? dfinal, {_OPTIONS}, bool[{_TENSORS}] wanted)"
     f" -> ({', '.join(['Tensor'] * _TENSORS)})",
@@ -561,14 +562,20 @@ _fused_backward = define(
 
 def cell(*args: Any) -> Tensors:
     """(in0 ... in5, c0, *as in scan, kind, options, blocks, directions) -> y, final."""
-    if not torch.compiler.is_compiling() and in_forward_mode():
+    how = situation(*args)
+    if how == GENERALLY and not torch.compiler.is_compiling() and in_forward_mode():
         return _compose(*args)
-    y, final, _ = _fused(*args, asks_for_gradients(args))
+    records = how == RECORDED or (how == GENERALLY and asks_for_gradients(args))
+    y, final, _ = _cell_as(how, *args, records)
     return y, final
 
 
-def cell_backward(*args: Any) -> Tensors:
-    """(in0 ... c0, saved, dy, dfinal, *as in scan, kind ... directions, wanted) -> gradients."""
-    if not torch.compiler.is_compiling() and in_forward_mode():
+def cell_backward(*args: Any) -> tuple[OptTensor, ...]:
+    """(in0 ... c0, saved, dy, dfinal, *as in scan, kind ... directions, wanted) -> gradients.
+
+    Those not wanted have no elements, or are None.
+    """
+    how = situation(*args)
+    if how == GENERALLY and not torch.compiler.is_compiling() and in_forward_mode():
         return _compose_backward(*args)
-    return _fused_backward(*args)
+    return _cell_backward_as(how, *args)
