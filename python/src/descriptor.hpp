@@ -3,7 +3,7 @@
 // where device is -1 for the CPU or a CUDA ordinal. The framework's adapter makes the tuple;
 // nothing here knows a framework. An array whose type has DLPack's exchange API may come as it is:
 // asking it in C takes a tenth of the time. Then a part of it may come, too: (array, i) is array[i],
-// (array, i, j) is array[i, j], and (array, None, start, length) its last axis narrowed to those.
+// (array, i, j) is array[i, j], and (array, None, i, n) the i-th of n equal parts of its last axis.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -113,7 +113,7 @@ class Arguments {
         view.shape[i] = array.shape[i];
         view.stride[i] = array.strides[i];
       }
-      if (items == 4) view.shape[Rank - 1] = to_int(PyTuple_GetItem(o, 3), name);
+      if (items == 4) view.shape[Rank - 1] /= to_int(PyTuple_GetItem(o, 3), name);
       hold_to(name, array.device);
       return view;
     }
@@ -153,28 +153,28 @@ class Arguments {
   /// From an array to the part of it that a tuple of so many items means, but for the length of the
   /// last axis.
   static void narrow(PyObject* part, Py_ssize_t items, const char* name, Exchanged& array) {
-    const auto bound = [&](int axis, std::int64_t first, std::int64_t end) {
-      if (axis < array.rank && first >= 0 && first <= end && end <= array.shape[axis]) return;
-      throw InvalidArgument(std::string(name) + " has " + std::to_string(array.rank) +
-                            " axes and no part from " + std::to_string(first) + " to " +
-                            std::to_string(end) + " of axis " + std::to_string(axis));
-    };
     const auto move = [&](std::int64_t elements) {
       if (array.data == nullptr) return;
       const auto size = static_cast<std::int64_t>(size_of(static_cast<DType>(array.dtype)));
       array.data = static_cast<char*>(array.data) + elements * size;
     };
     if (items == 4) {
-      const std::int64_t start = to_int(PyTuple_GetItem(part, 2), name);
-      const std::int64_t length = to_int(PyTuple_GetItem(part, 3), name);
-      bound(array.rank == 0 ? 0 : array.rank - 1, start, start + length);
-      move(start * array.strides[array.rank - 1]);
+      const std::int64_t i = to_int(PyTuple_GetItem(part, 2), name);
+      const std::int64_t n = to_int(PyTuple_GetItem(part, 3), name);
+      const std::int64_t length = array.rank > 0 ? array.shape[array.rank - 1] : -1;
+      if (n < 1 || i < 0 || i >= n || length < 0 || length % n != 0) {
+        throw InvalidArgument(std::string(name) + " has " + std::to_string(length) +
+                              " channels, expected a multiple of " + std::to_string(n));
+      }
+      move(i * (length / n) * array.strides[array.rank - 1]);
       return;
     }
-    for (Py_ssize_t i = 1; i < items; ++i) {
-      const std::int64_t index = to_int(PyTuple_GetItem(part, i), name);
-      bound(0, index, index + 1);
-      move(index * array.strides[0]);
+    for (Py_ssize_t k = 1; k < items; ++k) {
+      const std::int64_t i = to_int(PyTuple_GetItem(part, k), name);
+      if (array.rank == 0 || i < 0 || i >= array.shape[0]) {
+        throw InvalidArgument(std::string(name) + " has no row " + std::to_string(i));
+      }
+      move(i * array.strides[0]);
       ++array.shape;
       ++array.strides;
       --array.rank;

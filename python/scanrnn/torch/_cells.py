@@ -193,19 +193,19 @@ SLOTS = 6
 
 
 @functools.cache
-def _places(kind: int, blocks: int, directions: int) -> list[list[tuple[int, int]]]:
-    """For each direction and input: the argument that it is in, and which block there."""
+def _places(kind: int, blocks: int, directions: int) -> list[list[tuple[int, int, int]]]:
+    """For each direction and input: the argument that it is in, which block there, and of many."""
     vector = CELLS[kind].vector
     if blocks == directions == 1:
-        return [[(j, 0) for j in range(len(vector))]]
+        return [[(j, 0, 1) for j in range(len(vector))]]
     first = vector.index(True) if any(vector) else 0
     return [
         [
-            (first, d * sum(vector) + j - first)
+            (first, d * sum(vector) + j - first, directions * sum(vector))
             if is_vector
-            else (0, d * blocks + j)
+            else (0, d * blocks + j, directions * blocks)
             if j < blocks
-            else (j, d)
+            else (j, d, directions)
             for j, is_vector in enumerate(vector)
         ]
         for d in range(directions)
@@ -280,12 +280,10 @@ def _outputs(
 
 
 def _direction(
-    d: int, kind: int, blocks: int, directions: int, D: int, tensors: Sequence[OptTensor]
+    places: Sequence[tuple[int, int, int]], tensors: Sequence[OptTensor]
 ) -> list[Descriptor]:
     """Describe the inputs of one direction, or their gradients."""
-    if blocks == directions == 1:
-        return [describe(t) for t in tensors[: len(CELLS[kind].inputs)]]
-    return [describe_block(tensors[j], i, D) for j, i in _places(kind, blocks, directions)[d]]
+    return [describe_block(tensors[j], i, n) for j, i, n in places]
 
 
 def _cell(
@@ -308,28 +306,41 @@ def _cell(
     checkpoint: bool,
 ) -> Tensors:
     inputs = (in0, in1, in2, in3, in4, in5)
-    sequence_tensors = (cu_seqlens, lengths, reset)
-    N, D = _check_cell(inputs, c0, sequence_tensors, kind, blocks, directions)
+    sequences = (cu_seqlens, lengths, reset)
+    # Without sequences, the core checks all that there is to check.
+    if (
+        kind in CELLS
+        and in0.ndim == 3
+        and in0.dtype in REAL
+        and cu_seqlens is lengths is reset is None
+    ):
+        N, D = in0.shape[0], in0.shape[2] // (blocks * directions)
+    else:
+        N, D = _check_cell(inputs, c0, sequences, kind, blocks, directions)
     y, final, checkpoints = outputs = _outputs(in0, N, D, kind, blocks, directions, checkpoint)
-    packs, valid, resets = map(describe, sequence_tensors)
+    packs, valid, resets = map(describe, sequences)
     stream = stream_of(in0)
-    for d in range(directions):
-        _core.cell_forward(
-            kind,
-            _direction(d, kind, blocks, directions, D, inputs),
-            describe_row(c0, d),
-            describe_block(y, d, D),
-            describe_row(final, d),
-            describe_row(checkpoints, d) if checkpoints.shape[1] else None,
-            options,
-            reverse != (d == 1),
-            packs,
-            valid,
-            resets,
-            left_padded,
-            stream,
-            allocate,
-        )
+    try:
+        for d, places in enumerate(_places(kind, blocks, directions)):
+            _core.cell_forward(
+                kind,
+                _direction(places, inputs),
+                describe_row(c0, d),
+                describe_block(y, d, directions),
+                describe_row(final, d),
+                describe_row(checkpoints, d) if checkpoints.shape[1] else None,
+                options,
+                reverse != (d == 1),
+                packs,
+                valid,
+                resets,
+                left_padded,
+                stream,
+                allocate,
+            )
+    except (TypeError, ValueError):
+        _check_cell(inputs, c0, sequences, kind, blocks, directions)  # says it our way
+        raise
     return outputs
 
 
@@ -364,36 +375,41 @@ def _cell_backward(
     wanted: Sequence[bool],
 ) -> tuple[OptTensor, ...]:
     inputs = (in0, in1, in2, in3, in4, in5)
-    sequence_tensors = (cu_seqlens, lengths, reset)
-    N, D = _check_cell(inputs, c0, sequence_tensors, kind, blocks, directions)
+    sequences = (cu_seqlens, lengths, reset)
+    if kind not in CELLS or not (cu_seqlens is lengths is reset is None):
+        _check_cell(inputs, c0, sequences, kind, blocks, directions)
     state_is_output = CELLS[kind].state_is_output
     if not state_is_output and saved.shape[1] == 0:
         *_, saved = _cell(
-            *(*inputs, c0, *sequence_tensors, reverse, left_padded),
+            *(*inputs, c0, *sequences, reverse, left_padded),
             *(kind, options, blocks, directions, True),
         )
     *gradients, dc0 = new_gradients((*inputs, c0), wanted)
-    packs, valid, resets = map(describe, sequence_tensors)
+    packs, valid, resets = map(describe, sequences)
     stream = stream_of(in0)
-    for d in range(directions):
-        _core.cell_backward(
-            kind,
-            _direction(d, kind, blocks, directions, D, inputs),
-            describe_row(c0, d),
-            describe_block(saved, d, D) if state_is_output else describe_row(saved, d),
-            describe_block(dy, d, D),
-            describe_row(dfinal, d),
-            _direction(d, kind, blocks, directions, D, gradients),
-            describe_row(dc0, d),
-            options,
-            reverse != (d == 1),
-            packs,
-            valid,
-            resets,
-            left_padded,
-            stream,
-            allocate,
-        )
+    try:
+        for d, places in enumerate(_places(kind, blocks, directions)):
+            _core.cell_backward(
+                kind,
+                _direction(places, inputs),
+                describe_row(c0, d),
+                describe_block(saved, d, directions) if state_is_output else describe_row(saved, d),
+                describe_block(dy, d, directions),
+                describe_row(dfinal, d),
+                _direction(places, gradients),
+                describe_row(dc0, d),
+                options,
+                reverse != (d == 1),
+                packs,
+                valid,
+                resets,
+                left_padded,
+                stream,
+                allocate,
+            )
+    except (TypeError, ValueError):
+        _check_cell(inputs, c0, sequences, kind, blocks, directions)
+        raise
     return (*gradients, dc0)
 
 
@@ -428,7 +444,7 @@ def _compose(*args: Any) -> Tensors:
     for d in range(directions):
         run = functools.partial(_scan_of_direction, d, c0, sequences, reverse, left_padded)
         places = _places(kind, blocks, directions)[d]
-        own = [None if split[j] is None else split[j][i] for j, i in places]
+        own = [None if split[j] is None else split[j][i] for j, i, _ in places]
         y, final = cell.equations(run, *own, *options)
         ys.append(y)
         finals.append(final)
@@ -476,6 +492,7 @@ def pull(
 
 
 _TENSORS = SLOTS + 1  # the inputs and c0
+_TENSORS_OF_CELL = _TENSORS + 3  # and cu_seqlens, lengths, reset
 
 
 def _compose_backward(*args: Any) -> Tensors:
@@ -562,7 +579,7 @@ _cell_backward_as = define(
 
 def cell(*args: Any) -> Tensors:
     """(in0 ... in5, c0, *as in scan, kind, options, blocks, directions) -> y, final."""
-    how = situation(*args)
+    how = situation(*args[:_TENSORS_OF_CELL])
     if how == GENERALLY and not torch.compiler.is_compiling() and in_forward_mode():
         return _compose(*args)
     records = how == RECORDED or (how == GENERALLY and asks_for_gradients(args))
@@ -575,7 +592,7 @@ def cell_backward(*args: Any) -> tuple[OptTensor, ...]:
 
     Those not wanted have no elements, or are None.
     """
-    how = situation(*args)
+    how = situation(*args[: _TENSORS_OF_CELL + 3])
     if how == GENERALLY and not torch.compiler.is_compiling() and in_forward_mode():
         return _compose_backward(*args)
     return _cell_backward_as(how, *args)

@@ -181,10 +181,10 @@ def _describe(t: OptTensor) -> Descriptor:
     return t.data_ptr(), _CODES[t.dtype], t.shape, t.stride(), t.get_device()
 
 
-def _describe_block(t: OptTensor, i: int, width: int) -> Descriptor:
+def _describe_block(t: OptTensor, i: int, n: int) -> Descriptor:
     if t is None:
         return None
-    strides = t.stride()
+    strides, width = t.stride(), t.shape[-1] // n
     start = t.data_ptr() + i * width * strides[-1] * t.element_size()
     return start, _CODES[t.dtype], (*t.shape[:-1], width), strides, t.get_device()
 
@@ -203,11 +203,11 @@ def describe(t: OptTensor) -> Descriptor:
     return t if _EXCHANGES else _describe(t)
 
 
-def describe_block(t: OptTensor, i: int, width: int) -> Descriptor:
-    """Describe t[..., i * width : (i + 1) * width]."""
+def describe_block(t: OptTensor, i: int, n: int) -> Descriptor:
+    """Describe the i-th of n equal parts of t's last axis."""
     if not _EXCHANGES:
-        return _describe_block(t, i, width)
-    return None if t is None else (t, None, i * width, width)
+        return _describe_block(t, i, n)
+    return t if t is None or n == 1 else (t, None, i, n)
 
 
 def describe_row(t: OptTensor, *indices: int) -> Descriptor:
@@ -288,7 +288,7 @@ def _scan(
     tensors = (_expand_batch(a, axes, x), x, h0, h, final, lengths, reset)
     for views in _batches(axes, offsets is not None, tensors):
         a_, x_, h0_, h_, final_, ls, rs = map(describe, views)
-        options = [reverse, offsets, ls, rs, left_padded, stream, allocate]
+        options = (reverse, offsets, ls, rs, left_padded, stream, allocate)
         _core.scan_forward(a_, x_, h0_, h_, final_, *options)
     return h, final
 
@@ -300,10 +300,11 @@ def _least_scan(
     h, final = torch.empty_like(x), None
     if return_final:
         final = x.new_empty((x.shape[0], x.shape[2]), dtype=ACCUMULATION[x.dtype])
-    arrays: Sequence[Descriptor] = (a, x, h0, h, final)
+    arrays: Any = (a, x, h0, h, final)
     if not _EXCHANGES:
         arrays = [*map(_describe, arrays)]
-    _core.scan_forward(*arrays, reverse, None, None, None, False, stream_of(x), allocate)
+    options: Any = (reverse, None, None, None, False, stream_of(x), allocate)
+    _core.scan_forward(*arrays, *options)
     return h, final
 
 
@@ -344,10 +345,10 @@ def _scan_backward(
         da = torch.empty_like(a) if wanted[0] else None
         dx = torch.empty_like(h) if wanted[1] else None
         dh0 = torch.empty_like(h0) if wanted[2] and h0 is not None else None
-        arrays: Sequence[Descriptor] = (a, h, h0, dh, dfinal, da, dx, dh0)
+        arrays: Any = (a, h, h0, dh, dfinal, da, dx, dh0)
         if not _EXCHANGES:
             arrays = [*map(_describe, arrays)]
-        options = (reverse, None, None, None, False, True, stream_of(h), allocate)
+        options: Any = (reverse, None, None, None, False, True, stream_of(h), allocate)
         try:
             _core.scan_backward(*arrays, *options)
         except (TypeError, ValueError):
@@ -537,7 +538,8 @@ class _Scan(Function):
         a, h, h0, *sequences = ctx.saved_tensors
         options = (*sequences, *ctx.options)
         product = None if da is None else da * previous_state(h, h0, *options)
-        return scan(a, sum_of(dx, product, like=h), dh0, *options)
+        outputs: Tensors = scan(a, sum_of(dx, product, like=h), dh0, *options)
+        return outputs
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int, int]]:
@@ -779,8 +781,10 @@ def scan(*args: Any) -> Any:
 
 
 def scan_backward(*args: Any) -> Any:
-    """(a, h, h0, dh, dfinal, *as in scan, wanted) -> da, dx, dh0, not wanted ones without elements
-    or None."""
+    """(a, h, h0, dh, dfinal, *as in scan, wanted) -> da, dx, dh0.
+
+    Those not wanted have no elements, or are None.
+    """
     return _scan_backward_as(situation(*args), *args)
 
 

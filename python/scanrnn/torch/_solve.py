@@ -315,7 +315,8 @@ def _outputs(call: _Call, N: int, keep: bool) -> Tensors:
 def _describe(call: _Call, d: int, tensors: Sequence[OptTensor]) -> tuple[list[Any], list[Any]]:
     """Describe a direction's inputs and initial states, or the gradients of both."""
     full, vectors = call.places(d)
-    inputs = [describe_block(tensors[slot], i, call.D) for slot, i in full]
+    count = call.blocks * call.directions, call.directions  # of in0, and of the others
+    inputs = [describe_block(tensors[slot], i, count[slot > 0]) for slot, i in full]
     inputs += [None if at is None else describe_row(tensors[at[0]], d, at[1]) for at in vectors]
     states = tensors[SLOTS + 2 : SLOTS + 2 + len(call.cell.states)]
     return inputs, [describe_row(t, d) for t in states]
@@ -326,7 +327,7 @@ def _solve(*args: Any) -> Tensors:
     *rest, tolerance, max_passes, segment, keep = args[_DIFFERENTIABLE + 5 :]
     call = _Call(tensors, sequences, *rest)
     y, kept, last, last2, report = outputs = _outputs(call, call.check(), keep)
-    D, states = call.D, len(call.cell.states)
+    states = len(call.cell.states)
     packs, valid, resets = map(describe, sequences[:3])
     stream = stream_of(y)
     for d in range(call.directions):
@@ -335,8 +336,8 @@ def _solve(*args: Any) -> Tensors:
             call.cell.kind,
             inputs,
             initial,
-            describe_block(y, d, D),
-            describe_block(kept, d, D) if kept.ndim > 1 else None,
+            describe_block(y, d, call.directions),
+            describe_block(kept, d, call.directions) if kept.ndim > 1 else None,
             [describe_row(t, d) for t in (last, last2)[:states]],
             describe_row(report, d),
             call.options,
@@ -371,7 +372,7 @@ def _solve_backward(*args: Any) -> tuple[OptTensor, ...]:
     *rest, tolerance, max_passes, segment, wanted = args[_SEQUENCES + 5 :]
     call = _Call(tensors, sequences, *rest)
     call.check()
-    cell, D = call.cell, call.D
+    cell = call.cell
     if cell.kept_state >= 0 and (kept is None or kept.ndim == 1):
         y, kept, *_ = _solve(*tensors, *sequences, *rest, tolerance, max_passes, segment, True)
     gradients = new_gradients(tensors, wanted)
@@ -384,9 +385,9 @@ def _solve_backward(*args: Any) -> tuple[OptTensor, ...]:
             cell.kind,
             inputs,
             initial,
-            describe_block(y, d, D) if cell.output_state >= 0 else None,
-            describe_block(kept, d, D) if cell.kept_state >= 0 else None,
-            describe_block(dy, d, D),
+            describe_block(y, d, call.directions) if cell.output_state >= 0 else None,
+            describe_block(kept, d, call.directions) if cell.kept_state >= 0 else None,
+            describe_block(dy, d, call.directions),
             [describe_row(t, d) for t in (dlast, dlast2)[: len(cell.states)]],
             dinputs,
             dinitial,
@@ -686,7 +687,9 @@ class _Solve(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
         groups, d = _groups(args), args[-5]
-        return _for_samples(_solve_again, info.batch_size, in_dims, args, groups, [d, d, 1, 1, None])
+        return _for_samples(
+            _solve_again, info.batch_size, in_dims, args, groups, [d, d, 1, 1, None]
+        )
 
 
 class _SolveBackward(Function):
