@@ -8,10 +8,11 @@ rest of the package calls them; they take the cheapest way that the situation al
 - traced by torch.compile or torch.export: the operator, which becomes one node of the graph;
 - under torch.func transforms and forward-mode AD: an `autograd.Function` with all rules (an
   operator's registration has none for forward mode);
-- otherwise: the same function without the rules, which costs 25 us less a call, or the operator
-  below autograd where no gradient is asked for (10 us for a small scan on the CPU);
-- `scan_directly` for the plainest scan (4.9 us, of which finding out that it may takes 2, the core
-  1.2, and PyTorch's allocation 0.9; describing the tensors to the core would take 1.4 more).
+- under other modes, a profiler, and for unusual tensors: the same function without those rules, or
+  the operator below autograd where no gradient is asked for;
+- otherwise (`situation`): the same without PyTorch's dispatcher, the kernel as it is or in a
+  function that records it. That takes half of the time of a small call, and the core's own checks
+  are all that is made: where it complains, the operator's checks say why in its own words.
 
 Derivatives of a scan are scans. With p_t the state that enters step t (`previous_state`):
 
@@ -163,8 +164,8 @@ def _check_scan(
 
 
 def _exchanges() -> bool:
-    """Whether the core can ask tensors itself: since PyTorch 2.10 or so."""
-    nothing: Descriptor = torch.empty(0, 0, 0, device="cpu")
+    """Whether the core can ask tensors itself, also those with gradients: since PyTorch 2.10."""
+    nothing: Descriptor = torch.nn.Parameter(torch.empty(0, 0, 0, device="cpu"))
     try:
         _core.scan_forward(nothing, nothing, None, nothing, None)
     except (TypeError, ValueError, RuntimeError):
