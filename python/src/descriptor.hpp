@@ -2,8 +2,9 @@
 // Arrays as Python hands them over: (pointer, dtype code, shape, strides in elements, device),
 // where device is -1 for the CPU or a CUDA ordinal. The framework's adapter makes the tuple;
 // nothing here knows a framework. An array whose type has DLPack's exchange API may come as it is:
-// asking it in C takes a tenth of the time. Then a part of it may come, too: (array, i) is array[i],
-// (array, i, j) is array[i, j], and (array, None, i, n) the i-th of n equal parts of its last axis.
+// asking it in C takes a tenth of the time. Then a part of it may come, too: (array, i) is
+// array[i], (array, i, j) is array[i, j], and (array, None, i, n) the i-th of n equal parts of its
+// last axis.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -261,6 +261,23 @@ def _check_cell(
 # ---- Kernels -------------------------------------------------------------------------------------
 
 
+def _leaves_checks_to_core(
+    u: Tensor,
+    c0: OptTensor,
+    sequences: tuple[OptTensor, OptTensor, OptTensor],
+    kind: int,
+    directions: int,
+) -> bool:
+    """Whether the core finds out all that `_check_cell` would, as it mostly does."""
+    return (
+        kind in CELLS
+        and u.ndim == 3
+        and u.dtype in REAL
+        and (c0 is None or c0.shape[:1] == (directions,))
+        and sequences[0] is sequences[1] is sequences[2] is None
+    )
+
+
 def _outputs(
     u: Tensor, N: int, D: int, kind: int, blocks: int, directions: int, checkpoint: bool
 ) -> Tensors:
@@ -307,13 +324,7 @@ def _cell(
 ) -> Tensors:
     inputs = (in0, in1, in2, in3, in4, in5)
     sequences = (cu_seqlens, lengths, reset)
-    # Without sequences, the core checks all that there is to check.
-    if (
-        kind in CELLS
-        and in0.ndim == 3
-        and in0.dtype in REAL
-        and cu_seqlens is lengths is reset is None
-    ):
+    if _leaves_checks_to_core(in0, c0, sequences, kind, directions):
         N, D = in0.shape[0], in0.shape[2] // (blocks * directions)
     else:
         N, D = _check_cell(inputs, c0, sequences, kind, blocks, directions)
@@ -376,7 +387,7 @@ def _cell_backward(
 ) -> tuple[OptTensor, ...]:
     inputs = (in0, in1, in2, in3, in4, in5)
     sequences = (cu_seqlens, lengths, reset)
-    if kind not in CELLS or not (cu_seqlens is lengths is reset is None):
+    if not _leaves_checks_to_core(in0, c0, sequences, kind, directions):
         _check_cell(inputs, c0, sequences, kind, blocks, directions)
     state_is_output = CELLS[kind].state_is_output
     if not state_is_output and saved.shape[1] == 0:

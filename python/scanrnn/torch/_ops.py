@@ -185,7 +185,9 @@ def _describe(t: OptTensor) -> Descriptor:
 def _describe_block(t: OptTensor, i: int, n: int) -> Descriptor:
     if t is None:
         return None
-    strides, width = t.stride(), t.shape[-1] // n
+    strides, (width, rest) = t.stride(), divmod(t.shape[-1], n)
+    if rest:
+        raise ValueError(f"an array has {t.shape[-1]} channels, expected a multiple of {n}")
     start = t.data_ptr() + i * width * strides[-1] * t.element_size()
     return start, _CODES[t.dtype], (*t.shape[:-1], width), strides, t.get_device()
 
