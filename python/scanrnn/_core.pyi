@@ -4,7 +4,9 @@ An array descriptor is ``(pointer, dtype code, shape, strides in elements, devic
 -1 is the CPU and 0, 1, ... are CUDA ordinals. Strides may be anything, also 0 or negative. The
 dtype codes are float16 0, bfloat16 1, float32 2, float64 3, complex64 4, complex128 5, int32 6,
 int64 7 and uint8 8 (bool is passed as uint8). An array whose type has DLPack's exchange API
-(``__dlpack_c_exchange_api__``: PyTorch's tensors, since 2.10) may stand for its descriptor.
+(``__dlpack_c_exchange_api__``: PyTorch's tensors, since 2.10) may stand for its descriptor; and so
+may a part of it, a tuple ``(array, i)`` for array[i], ``(array, i, j)`` for array[i, j], or
+``(array, None, i, n)`` for the i-th of n equal parts of its last axis.
 
 The accumulation dtype of float16, bfloat16 and float32 is float32; other dtypes accumulate in
 themselves. Every compute function releases the GIL, allocates nothing that outlives the call, and

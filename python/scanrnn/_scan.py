@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar, overload
 
-import numpy as np
-
 from . import _core
 from ._array import (
     ACCUMULATION,
     COMPUTE,
+    LIBRARIES,
     NUMPY,
     Array,
     Frontend,
@@ -133,21 +132,24 @@ def scan(
         >>> scanrnn.scan(np.array([0.5, 0.5, 2.0]), np.array([1.0, 2.0, 3.0]))
         array([1. , 2.5, 8. ])
     """
-    # Small calls are common: well-formed (B, T, D) arrays of NumPy skip the general path.
+    # Small calls are common: well-formed (B, T, D) arrays of NumPy and CuPy skip the general path.
+    kind = type(x)
+    quick = LIBRARIES.get(kind)
     if (
-        type(a) is type(x) is np.ndarray
-        and (h0 is None or type(h0) is np.ndarray)
-        and (out is None or type(out) is np.ndarray)
+        quick is not None
+        and type(a) is kind
+        and (h0 is None or type(h0) is kind)
+        and (out is None or type(out) is kind)
         and x.ndim == 3
         and axis == -2
         and cu_seqlens is lengths is reset is None
         and padding_side == "right"
     ):
-        x_ = NUMPY.describe("scan", "x", x)
-        a_ = NUMPY.describe("scan", "a", a)
-        h0_ = None if h0 is None else NUMPY.describe("scan", "h0", h0)
-        h: Any = np.empty_like(x) if out is None else out
-        h_ = NUMPY.describe("scan", "out", h)
+        x_ = quick.describe("scan", "x", x)
+        a_ = quick.describe("scan", "a", a)
+        h0_ = None if h0 is None else quick.describe("scan", "h0", h0)
+        h: Any = quick.empty_like(x) if out is None else out
+        h_ = quick.describe("scan", "out", h)
         code, shape = x_[1:3]
         state = shape[::2]
         if (
@@ -156,14 +158,15 @@ def scan(
             and (h0_ is None or (h0_[2] == state and h0_[1] in (code, ACCUMULATION[code])))
         ):
             if out is not None:
-                check_out("scan", NUMPY, out, "x", {"a": a, "x": x, "h0": h0})
-            if not return_final:
-                _core.scan_forward(a_, x_, h0_, h_, None, bool(reverse))
-                return h
-            final: Any = np.empty(state, NUMPY.dtype(ACCUMULATION[code]))
-            final_ = NUMPY.describe("scan", "final", final)
-            _core.scan_forward(a_, x_, h0_, h_, final_, bool(reverse))
-            return h, final
+                check_out("scan", quick, out, "x", {"a": a, "x": x, "h0": h0})
+            final: Any = None
+            final_ = None
+            if return_final:
+                final = quick.empty(state, quick.dtype(ACCUMULATION[code]), x)
+                final_ = quick.describe("scan", "final", final)
+            where = {} if quick is NUMPY else device_options(quick, x)
+            _core.scan_forward(a_, x_, h0_, h_, final_, bool(reverse), **where)
+            return (h, final) if return_final else h
 
     owner = owner_of("scan", "x", x)
     if isinstance(owner, Frontend):

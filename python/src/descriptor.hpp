@@ -2,7 +2,9 @@
 // Arrays as Python hands them over: (pointer, dtype code, shape, strides in elements, device),
 // where device is -1 for the CPU or a CUDA ordinal. The framework's adapter makes the tuple;
 // nothing here knows a framework. An array whose type has DLPack's exchange API may come as it is:
-// asking it in C takes a tenth of the time.
+// asking it in C takes a tenth of the time. Then a part of it may come, too: (array, i) is
+// array[i], (array, i, j) is array[i, j], and (array, None, i, n) the i-th of n equal parts of its
+// last axis.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -98,7 +100,10 @@ class Arguments {
     PyObject* o = object.ptr();
     if (o == Py_None) return view;
     Exchanged array;
-    if (!PyTuple_Check(o) && exchange(o, name, array)) {
+    const Py_ssize_t items = PyTuple_Check(o) ? PyTuple_Size(o) : 0;
+    PyObject* whole = items >= 2 && items <= 4 ? PyTuple_GetItem(o, 0) : o;
+    if (items != 5 && exchange(whole, name, array)) {
+      narrow(o, items, name, array);
       if (array.rank != Rank) {
         throw InvalidArgument(std::string(name) + " has " + std::to_string(array.rank) +
                               " axes, expected " + std::to_string(Rank));
@@ -109,6 +114,7 @@ class Arguments {
         view.shape[i] = array.shape[i];
         view.stride[i] = array.strides[i];
       }
+      if (items == 4) view.shape[Rank - 1] /= to_int(PyTuple_GetItem(o, 3), name);
       hold_to(name, array.device);
       return view;
     }
@@ -143,6 +149,37 @@ class Arguments {
     }
     hold_to(name, to_int(PyTuple_GetItem(o, 4), name));
     return view;
+  }
+
+  /// From an array to the part of it that a tuple of so many items means, but for the length of the
+  /// last axis.
+  static void narrow(PyObject* part, Py_ssize_t items, const char* name, Exchanged& array) {
+    const auto move = [&](std::int64_t elements) {
+      if (array.data == nullptr) return;
+      const auto size = static_cast<std::int64_t>(size_of(static_cast<DType>(array.dtype)));
+      array.data = static_cast<char*>(array.data) + elements * size;
+    };
+    if (items == 4) {
+      const std::int64_t i = to_int(PyTuple_GetItem(part, 2), name);
+      const std::int64_t n = to_int(PyTuple_GetItem(part, 3), name);
+      const std::int64_t length = array.rank > 0 ? array.shape[array.rank - 1] : -1;
+      if (n < 1 || i < 0 || i >= n || length < 0 || length % n != 0) {
+        throw InvalidArgument(std::string(name) + " has " + std::to_string(length) +
+                              " channels, expected a multiple of " + std::to_string(n));
+      }
+      move(i * (length / n) * array.strides[array.rank - 1]);
+      return;
+    }
+    for (Py_ssize_t k = 1; k < items; ++k) {
+      const std::int64_t i = to_int(PyTuple_GetItem(part, k), name);
+      if (array.rank == 0 || i < 0 || i >= array.shape[0]) {
+        throw InvalidArgument(std::string(name) + " has no row " + std::to_string(i));
+      }
+      move(i * array.strides[0]);
+      ++array.shape;
+      ++array.strides;
+      --array.rank;
+    }
   }
 
   /// An empty array may have no memory; it is given all the same.

@@ -79,6 +79,7 @@ def cupy(monkeypatch):
     yield module
     adapter.library.cache_clear()
     _array._owners.pop(ndarray, None)
+    _array.LIBRARIES.pop(ndarray, None)
 
 
 @pytest.fixture

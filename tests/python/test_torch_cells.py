@@ -342,7 +342,7 @@ def test_blocks_equal_separate_inputs(row, option):
         ys, finals = [], []
         for d, places in enumerate(_cells._places(kind, blocks, directions)):
             own: list = [None] * _cells.SLOTS
-            for j, (slot, block) in enumerate(places):
+            for j, (slot, block, _) in enumerate(places):
                 if tensors[slot] is not None:
                     own[j] = tensors[slot][..., block * 3 : block * 3 + 3]
             reverse = rest[3] != (d == 1)

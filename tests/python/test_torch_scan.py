@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import scanrnn
 import torch
-from scanrnn.torch import scan
+from scanrnn import _core
+from scanrnn.torch import _ops, scan
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 from torch_helpers import (
@@ -466,6 +467,27 @@ def test_i03_conjugate_and_negative_views():
     torch.testing.assert_close(gradients([h], [z]), gradients([-scan(0.5, z.imag)], [z]))
 
 
+@pytest.mark.skipif(not _ops._EXCHANGES, reason="this PyTorch has no exchange API of DLPack")
+def test_the_core_takes_parts_of_tensors():
+    x, a, h = torch.randn(3, 2, 5, 6), torch.rand(2, 5, 12), torch.empty(2, 5, 6)
+    final = torch.empty(4, 3, 2, 6)
+    _core.scan_forward((a, None, 1, 2), (x, 1), None, h, (final, 3, 1))
+    want, last = scan(a[..., 6:], x[1], return_final=True)
+    assert torch.equal(h, want)
+    assert torch.equal(final[3, 1], last)
+    for wrong, message in (
+        ((a, None, 0, 5), "a has 12 channels, expected a multiple of 5"),
+        ((a, None, 2, 2), "a has 12 channels"),
+        ((x, 3), "a has no row 3"),
+        ((x, -1), "a has no row -1"),
+        ((x, 0, 0), "a has 2 axes, expected 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _core.scan_forward(wrong, (x, 1), None, h, None)
+    with pytest.raises(TypeError, match="a is not an array descriptor"):
+        _core.scan_forward((a, 1.5), (x, 1), None, h, None)
+
+
 def test_i03_whoever_watches_sees_the_operator():
     """The plainest call leaves out PyTorch's dispatcher, but not where that has more to do."""
     from torch.overrides import TorchFunctionMode
@@ -497,6 +519,14 @@ def test_i03_whoever_watches_sees_the_operator():
             h = scan(a, x)
         assert op in seen
         assert torch.equal(h, want)
+    weights = a.clone().requires_grad_()
+    want_gradients = gradients([scan(weights, x)], [weights])
+    seen.clear()
+    with Dispatch():
+        got_gradients = gradients([scan(weights, x)], [weights])
+    assert op in seen
+    assert torch.ops.scanrnn.scan_backward.default in seen
+    assert torch.equal(got_gradients[0], want_gradients[0])
     for pair in ((a.as_subclass(Subclass), x), (a, x.as_subclass(Subclass))):
         seen.clear()
         h = scan(*pair)

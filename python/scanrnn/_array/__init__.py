@@ -31,6 +31,7 @@ from ._types import (
 __all__ = [
     "ACCUMULATION",
     "COMPUTE",
+    "LIBRARIES",
     "NUMPY",
     "REAL",
     "Array",
@@ -62,6 +63,8 @@ _FRAMEWORKS: tuple[tuple[Callable[[object], bool], Callable[[], Owner]], ...] = 
 )
 # By exact type; two arguments belong together if this gives the same object.
 _owners: dict[type, Owner] = {np.ndarray: NUMPY}
+#: Those of them that the core works on in place.
+LIBRARIES: dict[type, Library] = {np.ndarray: NUMPY}
 
 
 def owner_of(fn: str, name: str, obj: object) -> Owner:
@@ -83,6 +86,8 @@ def owner_of(fn: str, name: str, obj: object) -> Owner:
     for owns, find in _FRAMEWORKS:
         if owns(obj):
             owner = _owners[type(obj)] = find()
+            if type(owner) is _cupy.CuPy and type(obj) is owner.xp.ndarray:
+                LIBRARIES[type(obj)] = owner
             return owner
     raise TypeError(
         f"{fn}: {name} is a {type_name(obj)}, expected an array: NumPy, PyTorch, JAX, CuPy, or "

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._types import Descriptor
-from .numpy import NumPy
+from ._types import ITEMSIZES, Descriptor
+from .numpy import _CODES, NumPy
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+
+_SHIFTS = [size.bit_length() - 1 for size in ITEMSIZES]
 
 
 def owns(obj: object) -> bool:
@@ -33,7 +35,16 @@ class CuPy(NumPy):
 
     def describe(self, fn: str, name: str, array: Any) -> Descriptor:
         """Descriptor of an array: from its attributes, since a DLPack export would synchronise."""
-        return self.describe_fields(fn, name, array)
+        code = _CODES.get(array.dtype)
+        strides, apart = array.strides, 0
+        for stride in strides:
+            apart |= stride
+        # Itemsizes are powers of two.
+        if code is None or apart & (ITEMSIZES[code] - 1):
+            return self.describe_fields(fn, name, array)
+        shift = _SHIFTS[code]
+        elements = tuple([stride >> shift for stride in strides])
+        return array.data.ptr, code, array.shape, elements, array.device.id
 
     def pointer(self, array: Any) -> int:
         """Address of the first element, in device memory."""
@@ -53,6 +64,8 @@ class CuPy(NumPy):
     def empty_like(self, array: Any) -> Any:
         """New array; see `Library`."""
         with array.device:
+            if array.flags.c_contiguous:  # a third of the time
+                return self.xp.empty(array.shape, array.dtype)
             return self.xp.empty_like(array)
 
     def stream(self, array: Any) -> int:

@@ -105,7 +105,8 @@ class Layout:
         """View of t, which has x's axes, as (*batch, T, D)."""
         if t.ndim == 1:
             return t[None, :, None]
-        t = t.movedim(self.axis, -2)
+        if self.axis != t.ndim - 2:  # each view is one more step of backward
+            t = t.movedim(self.axis, -2)
         return t.unsqueeze(0) if t.ndim == 2 else t
 
     def restore(self, t: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class Layout:
             return t[0, :, 0]
         if self.x.ndim == 2:
             t = t.squeeze(0)
-        return t.movedim(-2, self.axis)
+        return t if self.axis == t.ndim - 2 else t.movedim(-2, self.axis)
 
     def sequences(
         self, reverse: bool, cu_seqlens: Any, lengths: Any, reset: Any, padding_side: str

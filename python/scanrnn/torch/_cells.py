@@ -38,8 +38,10 @@ from scanrnn import _core
 
 from ._ops import (
     ACCUMULATION,
+    GENERALLY,
     LEAF_STEPS,
     REAL,
+    RECORDED,
     SEQUENCES,
     Descriptor,
     OptTensor,
@@ -60,6 +62,7 @@ from ._ops import (
     only,
     returnable,
     scan,
+    situation,
     stream_of,
     valid_steps,
 )
@@ -190,19 +193,19 @@ SLOTS = 6
 
 
 @functools.cache
-def _places(kind: int, blocks: int, directions: int) -> list[list[tuple[int, int]]]:
-    """For each direction and input: the argument that it is in, and which block there."""
+def _places(kind: int, blocks: int, directions: int) -> list[list[tuple[int, int, int]]]:
+    """For each direction and input: the argument that it is in, which block there, and of many."""
     vector = CELLS[kind].vector
     if blocks == directions == 1:
-        return [[(j, 0) for j in range(len(vector))]]
+        return [[(j, 0, 1) for j in range(len(vector))]]
     first = vector.index(True) if any(vector) else 0
     return [
         [
-            (first, d * sum(vector) + j - first)
+            (first, d * sum(vector) + j - first, directions * sum(vector))
             if is_vector
-            else (0, d * blocks + j)
+            else (0, d * blocks + j, directions * blocks)
             if j < blocks
-            else (j, d)
+            else (j, d, directions)
             for j, is_vector in enumerate(vector)
         ]
         for d in range(directions)
@@ -258,6 +261,23 @@ def _check_cell(
 # ---- Kernels -------------------------------------------------------------------------------------
 
 
+def _leaves_checks_to_core(
+    u: Tensor,
+    c0: OptTensor,
+    sequences: tuple[OptTensor, OptTensor, OptTensor],
+    kind: int,
+    directions: int,
+) -> bool:
+    """Whether the core finds out all that `_check_cell` would, as it mostly does."""
+    return (
+        kind in CELLS
+        and u.ndim == 3
+        and u.dtype in REAL
+        and (c0 is None or c0.shape[:1] == (directions,))
+        and sequences[0] is sequences[1] is sequences[2] is None
+    )
+
+
 def _outputs(
     u: Tensor, N: int, D: int, kind: int, blocks: int, directions: int, checkpoint: bool
 ) -> Tensors:
@@ -277,12 +297,10 @@ def _outputs(
 
 
 def _direction(
-    d: int, kind: int, blocks: int, directions: int, D: int, tensors: Sequence[OptTensor]
+    places: Sequence[tuple[int, int, int]], tensors: Sequence[OptTensor]
 ) -> list[Descriptor]:
     """Describe the inputs of one direction, or their gradients."""
-    if blocks == directions == 1:
-        return [describe(t) for t in tensors[: len(CELLS[kind].inputs)]]
-    return [describe_block(tensors[j], i, D) for j, i in _places(kind, blocks, directions)[d]]
+    return [describe_block(tensors[j], i, n) for j, i, n in places]
 
 
 def _cell(
@@ -305,29 +323,35 @@ def _cell(
     checkpoint: bool,
 ) -> Tensors:
     inputs = (in0, in1, in2, in3, in4, in5)
-    sequence_tensors = (cu_seqlens, lengths, reset)
-    N, D = _check_cell(inputs, c0, sequence_tensors, kind, blocks, directions)
+    sequences = (cu_seqlens, lengths, reset)
+    if _leaves_checks_to_core(in0, c0, sequences, kind, directions):
+        N, D = in0.shape[0], in0.shape[2] // (blocks * directions)
+    else:
+        N, D = _check_cell(inputs, c0, sequences, kind, blocks, directions)
     y, final, checkpoints = outputs = _outputs(in0, N, D, kind, blocks, directions, checkpoint)
-    rows = checkpoints.shape[1] and _core.checkpoint_rows(in0.shape[0], in0.shape[1], N)
-    packs, valid, resets = map(describe, sequence_tensors)
+    packs, valid, resets = map(describe, sequences)
     stream = stream_of(in0)
-    for d in range(directions):
-        _core.cell_forward(
-            kind,
-            _direction(d, kind, blocks, directions, D, inputs),
-            describe_row(c0, d),
-            describe_block(y, d, D),
-            describe_row(final, d),
-            describe_row(checkpoints, d, rows) if rows else None,
-            options,
-            reverse != (d == 1),
-            packs,
-            valid,
-            resets,
-            left_padded,
-            stream,
-            allocate,
-        )
+    try:
+        for d, places in enumerate(_places(kind, blocks, directions)):
+            _core.cell_forward(
+                kind,
+                _direction(places, inputs),
+                describe_row(c0, d),
+                describe_block(y, d, directions),
+                describe_row(final, d),
+                describe_row(checkpoints, d) if checkpoints.shape[1] else None,
+                options,
+                reverse != (d == 1),
+                packs,
+                valid,
+                resets,
+                left_padded,
+                stream,
+                allocate,
+            )
+    except (TypeError, ValueError):
+        _check_cell(inputs, c0, sequences, kind, blocks, directions)  # says it our way
+        raise
     return outputs
 
 
@@ -360,40 +384,44 @@ def _cell_backward(
     blocks: int,
     directions: int,
     wanted: Sequence[bool],
-) -> Tensors:
+) -> tuple[OptTensor, ...]:
     inputs = (in0, in1, in2, in3, in4, in5)
-    sequence_tensors = (cu_seqlens, lengths, reset)
-    N, D = _check_cell(inputs, c0, sequence_tensors, kind, blocks, directions)
+    sequences = (cu_seqlens, lengths, reset)
+    if not _leaves_checks_to_core(in0, c0, sequences, kind, directions):
+        _check_cell(inputs, c0, sequences, kind, blocks, directions)
     state_is_output = CELLS[kind].state_is_output
     if not state_is_output and saved.shape[1] == 0:
         *_, saved = _cell(
-            *(*inputs, c0, *sequence_tensors, reverse, left_padded),
+            *(*inputs, c0, *sequences, reverse, left_padded),
             *(kind, options, blocks, directions, True),
         )
-    rows = 0 if state_is_output else _core.checkpoint_rows(in0.shape[0], in0.shape[1], N)
     *gradients, dc0 = new_gradients((*inputs, c0), wanted)
-    packs, valid, resets = map(describe, sequence_tensors)
+    packs, valid, resets = map(describe, sequences)
     stream = stream_of(in0)
-    for d in range(directions):
-        _core.cell_backward(
-            kind,
-            _direction(d, kind, blocks, directions, D, inputs),
-            describe_row(c0, d),
-            describe_block(saved, d, D) if state_is_output else describe_row(saved, d, rows),
-            describe_block(dy, d, D),
-            describe_row(dfinal, d),
-            _direction(d, kind, blocks, directions, D, gradients),
-            describe_row(dc0, d),
-            options,
-            reverse != (d == 1),
-            packs,
-            valid,
-            resets,
-            left_padded,
-            stream,
-            allocate,
-        )
-    return returnable((*gradients, dc0), in0)
+    try:
+        for d, places in enumerate(_places(kind, blocks, directions)):
+            _core.cell_backward(
+                kind,
+                _direction(places, inputs),
+                describe_row(c0, d),
+                describe_block(saved, d, directions) if state_is_output else describe_row(saved, d),
+                describe_block(dy, d, directions),
+                describe_row(dfinal, d),
+                _direction(places, gradients),
+                describe_row(dc0, d),
+                options,
+                reverse != (d == 1),
+                packs,
+                valid,
+                resets,
+                left_padded,
+                stream,
+                allocate,
+            )
+    except (TypeError, ValueError):
+        _check_cell(inputs, c0, sequences, kind, blocks, directions)
+        raise
+    return (*gradients, dc0)
 
 
 def _fake_cell_backward(*args: Any) -> Tensors:
@@ -427,7 +455,7 @@ def _compose(*args: Any) -> Tensors:
     for d in range(directions):
         run = functools.partial(_scan_of_direction, d, c0, sequences, reverse, left_padded)
         places = _places(kind, blocks, directions)[d]
-        own = [None if split[j] is None else split[j][i] for j, i in places]
+        own = [None if split[j] is None else split[j][i] for j, i, _ in places]
         y, final = cell.equations(run, *own, *options)
         ys.append(y)
         finals.append(final)
@@ -475,6 +503,7 @@ def pull(
 
 
 _TENSORS = SLOTS + 1  # the inputs and c0
+_TENSORS_OF_CELL = _TENSORS + 3  # and cu_seqlens, lengths, reset
 
 
 def _compose_backward(*args: Any) -> Tensors:
@@ -542,14 +571,14 @@ class _CellBackward(Function):
 _INPUTS = "Tensor in0, " + "".join(f"Tensor? in{j}, " for j in range(1, SLOTS)) + "Tensor? c0"
 _OPTIONS = f"{SEQUENCES}, int kind, float[] options, int blocks, int directions"
 
-_fused = define(
+_cell_as = define(
     "cell",
     f"({_INPUTS}, {_OPTIONS}, bool checkpoint) -> (Tensor, Tensor, Tensor)",
     _cell,
     _fake_cell,
     _Cell,
 )
-_fused_backward = define(
+_cell_backward_as = define(
     "cell_backward",
     f"({_INPUTS}, Tensor saved, Tensor? dy, Tensor? dfinal, {_OPTIONS}, bool[{_TENSORS}] wanted)"
     f" -> ({', '.join(['Tensor'] * _TENSORS)})",
@@ -561,14 +590,20 @@ _fused_backward = define(
 
 def cell(*args: Any) -> Tensors:
     """(in0 ... in5, c0, *as in scan, kind, options, blocks, directions) -> y, final."""
-    if not torch.compiler.is_compiling() and in_forward_mode():
+    how = situation(*args[:_TENSORS_OF_CELL])
+    if how == GENERALLY and not torch.compiler.is_compiling() and in_forward_mode():
         return _compose(*args)
-    y, final, _ = _fused(*args, asks_for_gradients(args))
+    records = how == RECORDED or (how == GENERALLY and asks_for_gradients(args))
+    y, final, _ = _cell_as(how, *args, records)
     return y, final
 
 
-def cell_backward(*args: Any) -> Tensors:
-    """(in0 ... c0, saved, dy, dfinal, *as in scan, kind ... directions, wanted) -> gradients."""
-    if not torch.compiler.is_compiling() and in_forward_mode():
+def cell_backward(*args: Any) -> tuple[OptTensor, ...]:
+    """(in0 ... c0, saved, dy, dfinal, *as in scan, kind ... directions, wanted) -> gradients.
+
+    Those not wanted have no elements, or are None.
+    """
+    how = situation(*args[: _TENSORS_OF_CELL + 3])
+    if how == GENERALLY and not torch.compiler.is_compiling() and in_forward_mode():
         return _compose_backward(*args)
-    return _fused_backward(*args)
+    return _cell_backward_as(how, *args)

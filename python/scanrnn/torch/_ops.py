@@ -8,10 +8,11 @@ rest of the package calls them; they take the cheapest way that the situation al
 - traced by torch.compile or torch.export: the operator, which becomes one node of the graph;
 - under torch.func transforms and forward-mode AD: an `autograd.Function` with all rules (an
   operator's registration has none for forward mode);
-- otherwise: the same function without the rules, which costs 25 us less a call, or the operator
-  below autograd where no gradient is asked for (10 us for a small scan on the CPU);
-- `scan_directly` for the plainest scan (4.9 us, of which finding out that it may takes 2, the core
-  1.2, and PyTorch's allocation 0.9; describing the tensors to the core would take 1.4 more).
+- under other modes, a profiler, and for unusual tensors: the same function without those rules, or
+  the operator below autograd where no gradient is asked for;
+- otherwise (`situation`): the same without PyTorch's dispatcher, the kernel as it is or in a
+  function that records it. That takes half of the time of a small call, and the core's own checks
+  are all that is made: where it complains, the operator's checks say why in its own words.
 
 Derivatives of a scan are scans. With p_t the state that enters step t (`previous_state`):
 
@@ -162,39 +163,61 @@ def _check_scan(
 # ---- Kernels -------------------------------------------------------------------------------------
 
 
-def describe(t: OptTensor) -> Descriptor:
-    """(pointer, dtype code, shape, strides in elements, device: -1 is the CPU)."""
+def _exchanges() -> bool:
+    """Whether the core can ask tensors itself, also those with gradients: since PyTorch 2.10."""
+    nothing: Descriptor = torch.nn.Parameter(torch.empty(0, 0, 0, device="cpu"))
+    try:
+        _core.scan_forward(nothing, nothing, None, nothing, None)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+_EXCHANGES = _exchanges()
+
+
+def _describe(t: OptTensor) -> Descriptor:
     if t is None:
         return None
     return t.data_ptr(), _CODES[t.dtype], t.shape, t.stride(), t.get_device()
 
 
-def describe_block(t: OptTensor, i: int, width: int) -> Descriptor:
-    """Describe t[..., i * width : (i + 1) * width]."""
+def _describe_block(t: OptTensor, i: int, n: int) -> Descriptor:
     if t is None:
         return None
-    strides = t.stride()
+    strides, (width, rest) = t.stride(), divmod(t.shape[-1], n)
+    if rest:
+        raise ValueError(f"an array has {t.shape[-1]} channels, expected a multiple of {n}")
     start = t.data_ptr() + i * width * strides[-1] * t.element_size()
     return start, _CODES[t.dtype], (*t.shape[:-1], width), strides, t.get_device()
 
 
-def describe_row(t: OptTensor, i: int, rows: int | None = None) -> Descriptor:
-    """Describe t[i], or t[i, :rows]."""
+def _describe_row(t: OptTensor, *indices: int) -> Descriptor:
     if t is None:
         return None
-    strides = t.stride()
-    start = t.data_ptr() + i * strides[0] * t.element_size()
-    shape = (t.shape[1] if rows is None else rows, *t.shape[2:])
-    return start, _CODES[t.dtype], shape, strides[1:], t.get_device()
+    strides, n = t.stride(), len(indices)
+    start = sum(i * stride for i, stride in zip(indices, strides, strict=False))
+    pointer = t.data_ptr() + start * t.element_size()
+    return pointer, _CODES[t.dtype], t.shape[n:], strides[n:], t.get_device()
 
 
-def describe_vector(t: OptTensor, i: int, j: int) -> Descriptor:
-    """Describe t[i, j]."""
-    if t is None:
-        return None
-    strides = t.stride()
-    start = t.data_ptr() + (i * strides[0] + j * strides[1]) * t.element_size()
-    return start, _CODES[t.dtype], t.shape[2:], strides[2:], t.get_device()
+def describe(t: OptTensor) -> Descriptor:
+    """What tells the core of t: itself, or (pointer, dtype code, shape, strides, device)."""
+    return t if _EXCHANGES else _describe(t)
+
+
+def describe_block(t: OptTensor, i: int, n: int) -> Descriptor:
+    """Describe the i-th of n equal parts of t's last axis."""
+    if not _EXCHANGES:
+        return _describe_block(t, i, n)
+    return t if t is None or n == 1 else (t, None, i, n)
+
+
+def describe_row(t: OptTensor, *indices: int) -> Descriptor:
+    """Describe t[i], or t[i, j]."""
+    if not _EXCHANGES:
+        return _describe_row(t, *indices)
+    return None if t is None else (t, *indices)
 
 
 def stream_of(t: Tensor) -> int:
@@ -255,57 +278,36 @@ def _scan(
     reset: OptTensor,
     reverse: bool,
     left_padded: bool,
-) -> tuple[Tensor, Tensor]:
-    if h0 is cu_seqlens is lengths is reset is None and x.ndim == 3 and x.dtype in ACCUMULATION:
-        return _least_scan(a, x, reverse)
+    return_final: bool = True,
+) -> tuple[Tensor, Any]:
+    if cu_seqlens is lengths is reset is None and x.ndim == 3 and x.dtype in ACCUMULATION:
+        try:
+            return _least_scan(a, x, h0, reverse, return_final)
+        except (TypeError, ValueError):  # from the core, which has checked all: say it our way
+            _check_scan("scan", "x", x, a, h0, None, None, None)
+            raise
     h, final = _fake_scan(a, x, h0, cu_seqlens, lengths, reset)
     axes, offsets, stream = x.ndim - 2, describe(cu_seqlens), stream_of(x)
     tensors = (_expand_batch(a, axes, x), x, h0, h, final, lengths, reset)
     for views in _batches(axes, offsets is not None, tensors):
         a_, x_, h0_, h_, final_, ls, rs = map(describe, views)
-        options = [reverse, offsets, ls, rs, left_padded, stream, allocate]
+        options = (reverse, offsets, ls, rs, left_padded, stream, allocate)
         _core.scan_forward(a_, x_, h0_, h_, final_, *options)
     return h, final
 
 
 def _least_scan(
-    a: Tensor, x: Tensor, reverse: bool, return_final: bool = True, exchange: bool = False
+    a: Tensor, x: Tensor, h0: OptTensor, reverse: bool, return_final: bool
 ) -> tuple[Tensor, Any]:
-    """The least that a call can be: what the general way costs would show. final may be None.
-
-    The checks are left to the core, and nothing is asked of a tensor that is known: least of all
-    with `exchange`, when the core asks them itself (DLPack's exchange API).
-    """
-    if exchange:
-        h, final = torch.empty_like(x), None
-        if return_final:
-            final = x.new_empty((x.shape[0], x.shape[2]), dtype=ACCUMULATION[x.dtype])
-        arrays: tuple[Descriptor, Descriptor, None, Descriptor, Descriptor] = (a, x, None, h, final)
-        _core.scan_forward(*arrays, reverse, None, None, None, False, stream_of(x), allocate)
-        return h, final
-    dtype, shape, device = x.dtype, x.shape, x.get_device()
-    code = _CODES[dtype]
-    code_of_a = code if a.dtype is dtype else _CODES[a.dtype]
-    h = torch.empty_like(x)
-    final = described = None
+    """The least that a call can be: what the general way costs would show. final may be None."""
+    h, final = torch.empty_like(x), None
     if return_final:
-        wide, state = ACCUMULATION[dtype], (shape[0], shape[2])
-        final = x.new_empty(state) if wide is dtype else x.new_empty(state, dtype=wide)
-        described = (final.data_ptr(), _CODES[wide], state, (shape[2], 1), device)
-    _core.scan_forward(
-        (a.data_ptr(), code_of_a, a.shape, a.stride(), a.get_device()),
-        (x.data_ptr(), code, shape, x.stride(), device),
-        None,
-        (h.data_ptr(), code, shape, h.stride(), device),
-        described,
-        reverse,
-        None,
-        None,
-        None,
-        False,
-        stream_of(x),
-        allocate,
-    )
+        final = x.new_empty((x.shape[0], x.shape[2]), dtype=ACCUMULATION[x.dtype])
+    arrays: Any = (a, x, h0, h, final)
+    if not _EXCHANGES:
+        arrays = [*map(_describe, arrays)]
+    options: Any = (reverse, None, None, None, False, stream_of(x), allocate)
+    _core.scan_forward(*arrays, *options)
     return h, final
 
 
@@ -341,7 +343,21 @@ def _scan_backward(
     reverse: bool,
     left_padded: bool,
     wanted: Sequence[bool],
-) -> Tensors:
+) -> tuple[OptTensor, ...]:
+    if cu_seqlens is lengths is reset is None and h.ndim == 3 and h.dtype in ACCUMULATION:
+        da = torch.empty_like(a) if wanted[0] else None
+        dx = torch.empty_like(h) if wanted[1] else None
+        dh0 = torch.empty_like(h0) if wanted[2] and h0 is not None else None
+        arrays: Any = (a, h, h0, dh, dfinal, da, dx, dh0)
+        if not _EXCHANGES:
+            arrays = [*map(_describe, arrays)]
+        options: Any = (reverse, None, None, None, False, True, stream_of(h), allocate)
+        try:
+            _core.scan_backward(*arrays, *options)
+        except (TypeError, ValueError):
+            _check_scan("scan_backward", "h", h, a, h0, None, None, None)
+            raise
+        return da, dx, dh0
     _check_scan("scan_backward", "h", h, a, h0, cu_seqlens, lengths, reset)
     axes, offsets, stream = h.ndim - 2, describe(cu_seqlens), stream_of(h)
     a_full = _expand_batch(a, axes, h)
@@ -349,11 +365,11 @@ def _scan_backward(
     tensors = (a_full, h, h0, dh, dfinal, da, dx, dh0, lengths, reset)
     for views in _batches(axes, offsets is not None, tensors):
         *arrays, ls, rs = map(describe, views)
-        options = [reverse, offsets, ls, rs, left_padded, True, stream, allocate]
+        options = (reverse, offsets, ls, rs, left_padded, True, stream, allocate)
         _core.scan_backward(*arrays, *options)
     if da is not None and da.shape != a.shape:
         da = torch.empty_like(a).copy_(da.sum_to_size(a.shape))
-    return returnable((da, dx, dh0), h)
+    return da, dx, dh0
 
 
 def _fake_scan_backward(a: Tensor, h: Tensor, h0: OptTensor, *rest: Any) -> Tensors:
@@ -525,7 +541,8 @@ class _Scan(Function):
         a, h, h0, *sequences = ctx.saved_tensors
         options = (*sequences, *ctx.options)
         product = None if da is None else da * previous_state(h, h0, *options)
-        return scan(a, sum_of(dx, product, like=h), dh0, *options)
+        outputs: Tensors = scan(a, sum_of(dx, product, like=h), dh0, *options)
+        return outputs
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int, int]]:
@@ -587,7 +604,7 @@ class _ScanBackward(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
         gradients = scan_backward(*_batched("scan_backward", info, in_dims, args, 5))
-        return gradients, gradient_dims(args[:3], args[-1])
+        return returnable(gradients, args[0]), gradient_dims(args[:3], args[-1])
 
 
 # ---- Operators -----------------------------------------------------------------------------------
@@ -613,6 +630,59 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def _keys(*names: str) -> int:
+    """The set of dispatch keys of those names, as bits."""
+    keys = (getattr(torch._C.DispatchKey, name) for name in names)
+    return functools.reduce(int.__or__, (torch._C.DispatchKeySet(key).raw_repr() for key in keys))
+
+
+# All but what ordinary tensors bring to the dispatcher, and what a thread adds to that anyway.
+_UNUSUAL_OF_TENSORS = ~_keys(
+    "CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA"
+)
+_UNUSUAL_OF_THREADS = ~_keys("BackendSelect", "ADInplaceOrView", "AutocastCPU", "AutocastCUDA")
+_Parameter = torch.nn.Parameter
+# Looked up once: a lookup of each would cost as much as the call.
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_keys_of_thread = torch._C._dispatch_tls_local_include_set
+_keys_of_tensor = torch._C._dispatch_keys
+_has_function_mode = torch._C._is_torch_function_mode_enabled
+_is_profiled = torch._C._autograd._profiler_enabled
+
+#: How an operator may be called: through PyTorch's dispatcher, or without it, which takes half of a
+#: small call; and then with a gradient to be recorded, or not.
+GENERALLY, DIRECTLY, RECORDED = range(3)
+
+
+def situation(*args: Any) -> int:
+    """How an operator may be called with those arguments.
+
+    Through the dispatcher where it has more to do than to find the kernel: under modes, transforms
+    and tracers, while a profiler records, and for tensors that are lazily conjugated, fake, of a
+    subclass or the like.
+    """
+    if (
+        _is_compiling()
+        or _keys_of_thread().raw_repr() & _UNUSUAL_OF_THREADS
+        or _has_function_mode()
+        or _is_profiled()
+        or forward_ad._current_level >= 0
+    ):
+        return GENERALLY
+    records, found = _is_grad_enabled(), DIRECTLY
+    for t in args:
+        kind = type(t)
+        if kind is Tensor or kind is _Parameter:
+            if _keys_of_tensor(t).raw_repr() & _UNUSUAL_OF_TENSORS:
+                return GENERALLY
+            if records and t.requires_grad:
+                found = RECORDED
+        elif t is not None and isinstance(t, Tensor):
+            return GENERALLY
+    return found
+
+
 def _unsupported(*args: Any) -> Tensors:
     for t in args:
         if isinstance(t, Tensor) and t.layout is not torch.strided:
@@ -625,11 +695,14 @@ def _unsupported(*args: Any) -> Tensors:
 def define(
     name: str,
     schema: str,
-    kernel: Callable[..., Tensors],
+    kernel: Callable[..., tuple[OptTensor, ...]],
     fake: Callable[..., Tensors],
     rules: Any,
 ) -> Callable[..., Tensors]:
-    """Register an operator with its rules, and return the function to call it by."""
+    """Register an operator with its rules, and return the function to call it by.
+
+    That takes the operator's arguments, and how it may be called with them (`situation`).
+    """
     _LIBRARY.define(name + schema, tags=_TAGS)
     op = getattr(torch.ops.scanrnn, name).default
 
@@ -640,24 +713,35 @@ def define(
             outputs: Tensors = op(*args)
             return outputs
 
-    def run_and_save(ctx: Any, *args: Any) -> Tensors:
-        outputs = run(*args)
-        rules.setup_context(ctx, args, outputs)
-        return outputs
+    def plain(suffix: str, forward: Callable[..., Any]) -> Any:
+        """The rules without those of transforms and forward mode."""
+
+        def run_and_save(ctx: Any, *args: Any) -> Any:
+            outputs = forward(*args)
+            rules.setup_context(ctx, args, outputs)
+            return outputs
+
+        methods = {"forward": staticmethod(run_and_save), "backward": staticmethod(rules.backward)}
+        return type(rules.__name__ + suffix, (Function,), methods)
 
     rules.forward = staticmethod(run)
-    methods = {"forward": staticmethod(run_and_save), "backward": staticmethod(rules.backward)}
-    plain: Any = type(f"{rules.__name__}Plain", (Function,), methods)
+    dispatched = plain("Plain", run)
+    # Function.apply looks for transforms, whose absence is known.
+    record = super(Function, plain("Direct", kernel)).apply
 
-    def call(*args: Any) -> Any:
+    def call(how: int, *args: Any) -> Any:
+        if how == RECORDED:
+            return record(*args)
+        if how == DIRECTLY:
+            return kernel(*args)
         if torch.compiler.is_compiling():
             return op(*args)
         if torch._C._are_functorch_transforms_active() or in_forward_mode():
             return rules.apply(*args)
-        if asks_for_gradients(args):
-            return plain.apply(*args)
-        with below_autograd():
-            return op(*args)
+        return dispatched.apply(*args) if asks_for_gradients(args) else run(*args)
+
+    def registered(*args: Any) -> Tensors:
+        return returnable(kernel(*args), args[0])
 
     def autograd_kernel(*args: Any) -> Any:
         # PyTorch lets a compiler's graph and torch.func's transforms meet here without the rules.
@@ -666,10 +750,10 @@ def define(
                 f"scanrnn::{name}: torch.func.grad, vjp, jvp and forward-mode AD are not supported "
                 "inside of torch.compile; they are outside of it (torch.func.vmap is inside too)"
             )
-        return plain.apply(*args) if asks_for_gradients(args) else run(*args)
+        return dispatched.apply(*args) if asks_for_gradients(args) else run(*args)
 
     for device in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, kernel, device)
+        _LIBRARY.impl(name, registered, device)
     _LIBRARY.impl(name, _unsupported, "CompositeExplicitAutograd")
     _LIBRARY.impl(name, autograd_kernel, "Autograd")
     torch.library.register_fake(f"scanrnn::{name}", fake, lib=_LIBRARY)
@@ -677,16 +761,14 @@ def define(
     return call
 
 
-#: (a, x, h0, cu_seqlens, lengths, reset, reverse, left_padded) -> h, final
-scan = define(
+_scan_as = define(
     "scan",
     f"(Tensor a, Tensor x, Tensor? h0, {SEQUENCES}) -> (Tensor, Tensor)",
     _scan,
     _fake_scan,
     _Scan,
 )
-#: (a, h, h0, dh, dfinal, *as in scan, wanted) -> da, dx, dh0, empty where not wanted
-scan_backward = define(
+_scan_backward_as = define(
     "scan_backward",
     f"(Tensor a, Tensor h, Tensor? h0, Tensor? dh, Tensor? dfinal, {SEQUENCES}, bool[3] wanted)"
     " -> (Tensor, Tensor, Tensor)",
@@ -696,56 +778,22 @@ scan_backward = define(
 )
 
 
-def _keys(*names: str) -> int:
-    """The set of dispatch keys of those names, as bits."""
-    keys = (getattr(torch._C.DispatchKey, name) for name in names)
-    return functools.reduce(int.__or__, (torch._C.DispatchKeySet(key).raw_repr() for key in keys))
+def scan(*args: Any) -> Any:
+    """(a, x, h0, cu_seqlens, lengths, reset, reverse, left_padded) -> h, final."""
+    return _scan_as(situation(*args), *args)
 
 
-# All but what ordinary tensors bring to the dispatcher, and what a thread adds to that anyway.
-_UNUSUAL_OF_TENSORS = ~_keys(
-    "CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA"
-)
-_UNUSUAL_OF_THREADS = ~_keys("BackendSelect", "ADInplaceOrView")
-_ORDINARY = (Tensor, torch.nn.Parameter)
+def scan_backward(*args: Any) -> Any:
+    """(a, h, h0, dh, dfinal, *as in scan, wanted) -> da, dx, dh0.
 
-
-def _exchanges() -> bool:
-    """Whether the core can ask tensors itself: since PyTorch 2.10 or so."""
-    nothing: Descriptor = torch.empty(0, 0, 0, device="cpu")
-    try:
-        _core.scan_forward(nothing, nothing, None, nothing, None)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return True
-
-
-_EXCHANGES = _exchanges()
-
-
-def scan_directly(
-    a: Tensor, x: Tensor, reverse: bool, return_final: bool
-) -> tuple[Tensor, Any] | None:
-    """The plain scan of (B, T, D) without PyTorch's dispatcher, which takes half of a small call.
-
-    None where it has more to do than to find the kernel: for gradients, under modes, transforms and
-    tracers, while a profiler records, and for tensors that are lazily conjugated, fake, of a
-    subclass or the like.
+    Those not wanted have no elements, or are None.
     """
-    if torch.compiler.is_compiling():
-        return None
-    if torch.is_grad_enabled() and (a.requires_grad or x.requires_grad):
-        return None
-    if (
-        torch._C._dispatch_tls_local_include_set().raw_repr() & _UNUSUAL_OF_THREADS
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._autograd._profiler_enabled()
-        or in_forward_mode()
-    ):
-        return None
-    if type(x) not in _ORDINARY or type(a) not in _ORDINARY or x.dtype not in ACCUMULATION:
-        return None
-    keys = torch._C._dispatch_keys(x) | torch._C._dispatch_keys(a)
-    if keys.raw_repr() & _UNUSUAL_OF_TENSORS:
-        return None
-    return _least_scan(a, x, reverse, return_final, _EXCHANGES)
+    return _scan_backward_as(situation(*args), *args)
+
+
+def plain_scan(a: Tensor, x: Tensor, h0: OptTensor, reverse: bool, return_final: bool) -> Any:
+    """The scan of (B, T, D) without sequences; final may be None if it isn't asked for."""
+    how = situation(a, x, h0)
+    if how == DIRECTLY and not return_final:
+        return _scan(a, x, h0, None, None, None, reverse, False, False)
+    return _scan_as(how, a, x, h0, None, None, None, reverse, False)

@@ -40,7 +40,9 @@ from scanrnn import _core
 from ._cells import ACTIVATIONS, pull
 from ._ops import (
     ACCUMULATION,
+    GENERALLY,
     REAL,
+    RECORDED,
     SEQUENCES,
     OptTensor,
     Tensors,
@@ -54,7 +56,6 @@ from ._ops import (
     describe,
     describe_block,
     describe_row,
-    describe_vector,
     entry_steps,
     in_forward_mode,
     last_state,
@@ -63,6 +64,7 @@ from ._ops import (
     previous_state,
     returnable,
     scan,
+    situation,
     stream_of,
     valid_steps,
 )
@@ -313,8 +315,9 @@ def _outputs(call: _Call, N: int, keep: bool) -> Tensors:
 def _describe(call: _Call, d: int, tensors: Sequence[OptTensor]) -> tuple[list[Any], list[Any]]:
     """Describe a direction's inputs and initial states, or the gradients of both."""
     full, vectors = call.places(d)
-    inputs = [describe_block(tensors[slot], i, call.D) for slot, i in full]
-    inputs += [None if at is None else describe_vector(tensors[at[0]], d, at[1]) for at in vectors]
+    count = call.blocks * call.directions, call.directions  # of in0, and of the others
+    inputs = [describe_block(tensors[slot], i, count[slot > 0]) for slot, i in full]
+    inputs += [None if at is None else describe_row(tensors[at[0]], d, at[1]) for at in vectors]
     states = tensors[SLOTS + 2 : SLOTS + 2 + len(call.cell.states)]
     return inputs, [describe_row(t, d) for t in states]
 
@@ -324,7 +327,7 @@ def _solve(*args: Any) -> Tensors:
     *rest, tolerance, max_passes, segment, keep = args[_DIFFERENTIABLE + 5 :]
     call = _Call(tensors, sequences, *rest)
     y, kept, last, last2, report = outputs = _outputs(call, call.check(), keep)
-    D, states = call.D, len(call.cell.states)
+    states = len(call.cell.states)
     packs, valid, resets = map(describe, sequences[:3])
     stream = stream_of(y)
     for d in range(call.directions):
@@ -333,8 +336,8 @@ def _solve(*args: Any) -> Tensors:
             call.cell.kind,
             inputs,
             initial,
-            describe_block(y, d, D),
-            describe_block(kept, d, D) if kept.ndim > 1 else None,
+            describe_block(y, d, call.directions),
+            describe_block(kept, d, call.directions) if kept.ndim > 1 else None,
             [describe_row(t, d) for t in (last, last2)[:states]],
             describe_row(report, d),
             call.options,
@@ -363,13 +366,13 @@ def _fake_solve(*args: Any) -> Tensors:
 _SEQUENCES = _DIFFERENTIABLE + 5
 
 
-def _solve_backward(*args: Any) -> Tensors:
+def _solve_backward(*args: Any) -> tuple[OptTensor, ...]:
     tensors, (y, kept, dy, dlast, dlast2) = args[:_DIFFERENTIABLE], args[_DIFFERENTIABLE:_SEQUENCES]
     sequences = args[_SEQUENCES : _SEQUENCES + 5]
     *rest, tolerance, max_passes, segment, wanted = args[_SEQUENCES + 5 :]
     call = _Call(tensors, sequences, *rest)
     call.check()
-    cell, D = call.cell, call.D
+    cell = call.cell
     if cell.kept_state >= 0 and (kept is None or kept.ndim == 1):
         y, kept, *_ = _solve(*tensors, *sequences, *rest, tolerance, max_passes, segment, True)
     gradients = new_gradients(tensors, wanted)
@@ -382,9 +385,9 @@ def _solve_backward(*args: Any) -> Tensors:
             cell.kind,
             inputs,
             initial,
-            describe_block(y, d, D) if cell.output_state >= 0 else None,
-            describe_block(kept, d, D) if cell.kept_state >= 0 else None,
-            describe_block(dy, d, D),
+            describe_block(y, d, call.directions) if cell.output_state >= 0 else None,
+            describe_block(kept, d, call.directions) if cell.kept_state >= 0 else None,
+            describe_block(dy, d, call.directions),
             [describe_row(t, d) for t in (dlast, dlast2)[: len(cell.states)]],
             dinputs,
             dinitial,
@@ -397,7 +400,7 @@ def _solve_backward(*args: Any) -> Tensors:
             stream,
             allocate,
         )
-    return returnable(gradients, call.u)
+    return tuple(gradients)
 
 
 def _fake_solve_backward(*args: Any) -> Tensors:
@@ -684,7 +687,9 @@ class _Solve(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
         groups, d = _groups(args), args[-5]
-        return _for_samples(_fused, info.batch_size, in_dims, args, groups, [d, d, 1, 1, None])
+        return _for_samples(
+            _solve_again, info.batch_size, in_dims, args, groups, [d, d, 1, 1, None]
+        )
 
 
 class _SolveBackward(Function):
@@ -704,7 +709,7 @@ class _SolveBackward(Function):
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensors, tuple[int | None, ...]]:
         groups, d = _groups(args), args[-5]
         own = [*groups, d, d, d, 1, 1]
-        return _for_samples(solve_backward, info.batch_size, in_dims, args, own, groups)
+        return _for_samples(_solve_backward_again, info.batch_size, in_dims, args, own, groups)
 
 
 # ---- Operators -----------------------------------------------------------------------------------
@@ -717,14 +722,14 @@ _OPTIONS = (
     "float tolerance, int max_passes, int segment"
 )
 
-_fused = define(
+_solve_as = define(
     "solve",
     f"({_TENSORS}, {_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _solve,
     _fake_solve,
     _Solve,
 )
-_fused_backward = define(
+_solve_backward_as = define(
     "solve_backward",
     f"({_TENSORS}, Tensor? y, Tensor? kept, Tensor? dy, Tensor? dlast, Tensor? dlast2, {_OPTIONS}, "
     f"bool[{_DIFFERENTIABLE}] wanted) -> ({', '.join(['Tensor'] * _DIFFERENTIABLE)})",
@@ -734,18 +739,31 @@ _fused_backward = define(
 )
 
 
+def _solve_again(*args: Any) -> Tensors:
+    return _solve_as(situation(*args), *args)
+
+
+def _solve_backward_again(*args: Any) -> Tensors:
+    return returnable(solve_backward(*args), args[0])
+
+
 def solve(*args: Any) -> tuple[Tensor, list[Tensor], Tensor]:
     """(in0 ... second, *as in scan, kind ... segment) -> y, a final state for each, report."""
-    keep = asks_for_gradients(args)
-    if not torch.compiler.is_compiling():
+    how = situation(*args)
+    keep = how == RECORDED or (how == GENERALLY and asks_for_gradients(args))
+    if how == GENERALLY and not torch.compiler.is_compiling():
         keep = keep or in_forward_mode() or torch._C._are_functorch_transforms_active()
-    y, _, last, last2, report = _fused(*args, keep)
+    y, _, last, last2, report = _solve_as(how, *args, keep)
     states = len(CELLS[args[_DIFFERENTIABLE + 5]].states)
     return y, [last, last2][:states], report
 
 
-def solve_backward(*args: Any) -> Tensors:
-    """(in0 ... second, y, kept, dy, dlast, dlast2, *as in scan, kind ..., wanted) -> gradients."""
-    if not torch.compiler.is_compiling() and in_forward_mode():
+def solve_backward(*args: Any) -> tuple[OptTensor, ...]:
+    """(in0 ... second, y, kept, dy, dlast, dlast2, *as in scan, kind ..., wanted) -> gradients.
+
+    Those not wanted have no elements, or are None.
+    """
+    how = situation(*args)
+    if how == GENERALLY and not torch.compiler.is_compiling() and in_forward_mode():
         return _compose_backward(None, *args)
-    return _fused_backward(*args)
+    return _solve_backward_as(how, *args)

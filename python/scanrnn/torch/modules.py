@@ -165,6 +165,10 @@ class SRU(Solved[Tensor]):
         else:
             super()._initialise(name, parameter)
 
+    def _run(self, *args: Any) -> tuple[Tensor, list[Tensor]]:
+        # A linear recurrence has no reports.
+        return super()._run(*args) if self.recurrent else Recurrent._run(self, *args)
+
     def projects_highway(self, features: int) -> bool:
         """Whether x' is a learned projection, in a layer with that many input features."""
         same = features == self._directions * self.hidden_size
@@ -180,7 +184,7 @@ class SRU(Solved[Tensor]):
         products = F.linear(x, self._of("weight_ih", layer))
         skip = None
         if self.uses_input_as_highway(x.shape[-1]):
-            skip = x.to(products.dtype)
+            skip = x if x.dtype is products.dtype else x.to(products.dtype)
             skip = self._swap(skip if self.highway_scale == 1 else skip * self.highway_scale)
         bias = self._of("bias_ih", layer) if self.bias else None
         blocks = products.shape[-1] // (self._directions * self.hidden_size)
