@@ -10,8 +10,9 @@
 //   3. Segments whose start has moved run again, until none moves.
 //
 // The result is the serial recurrence's, to the tolerance; the increments are its error estimate. A
-// channel of a sequence that doesn't come to rest keeps the segments that have, and runs the rest
-// serially: slow, never wrong, and the report says so. Channels don't wait for each other.
+// channel of a sequence that doesn't come to rest keeps segments that have, and runs the others
+// serially: slow, never wrong, and the report says so. One whose increments don't shrink doesn't
+// wait for the last pass. Channels don't wait for each other.
 //
 // Backward is exact: the adjoint at the states that forward found is one linear scan in reverse.
 //

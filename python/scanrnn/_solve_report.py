@@ -36,9 +36,8 @@ class SolveReport:
 
     A segment's start that moves by no more than the tolerance has come to rest; where all have, the
     result is the serial recurrence's to about `error_estimate`. Channels that don't get there keep
-    the steps before the first segment that hasn't, and run the rest serially. (Where a recurrence
-    is chaotic, every way of rounding takes a path of its own, the serial one too. What holds then
-    is the residual.)
+    segments that have, and run the others serially. (Where a recurrence is chaotic, every way of
+    rounding takes a path of its own, the serial one too. What holds then is the residual.)
 
     Nothing waits for a device before a field is read.
 

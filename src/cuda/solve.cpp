@@ -46,7 +46,8 @@ struct SolvePlan {
   std::size_t cleared_bytes = 0;  // of the workspace, from its start
   std::size_t bytes = 0;
   struct {
-    std::size_t control, expected, pass, start, end, gain, moved, fell_back, partial, sums;
+    std::size_t control, expected, pass, start, end, gain, moved, progress, fell_back, partial,
+        sums;
   } offset{};
   int reductions = 0;
   struct {
@@ -125,17 +126,17 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
     return offset;
   };
   const bool is_empty = p.sequences == 0 || p.channels == 0;
-  const Index channel_blocks = ceil_div(p.sequences * p.channels, kSolveThreads);
+  const Index serial_blocks = ceil_div(p.sequences * p.channels, kSerialThreads);
   const Index least = p.segment > 0 ? g.segment : kLeastSegments * g.segment;
   if (!p.backward && (p.max_passes <= 0 || p.time <= least)) {
     plan.kernel = kernels.serial;
     plan.name = "solve_serial";
-    plan.blocks = channel_blocks;
+    plan.blocks = serial_blocks;
     return plan;
   }
   if (!p.backward) {
     plan.rest = kernels.serial;
-    plan.rest_blocks = channel_blocks;
+    plan.rest_blocks = serial_blocks;
   }
 
   g.chunks = std::max<Index>(1, ceil_div(ceil_div(p.time, g.segment), per));
@@ -171,6 +172,7 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   if (!p.backward) {
     plan.offset.end = take(elements * states, accumulated);
     plan.offset.moved = take(elements, 1);
+    plan.offset.progress = take(2 * n * static_cast<std::size_t>(g.pitch), accumulated);
     plan.offset.fell_back = take(n * static_cast<std::size_t>(g.pitch), sizeof(int));
     plan.offset.partial = take(all_groups, SolveReport::kColumns * sizeof(double));
   }
@@ -214,6 +216,7 @@ void place(SolvePlan& plan, char* base, std::size_t accumulated) {
   g.end = base + at.end;
   g.gain = base + at.gain;
   g.moved = reinterpret_cast<unsigned char*>(base + at.moved);
+  g.progress = base + at.progress;
   g.fell_back = reinterpret_cast<int*>(base + at.fell_back);
   g.partial = reinterpret_cast<double*>(base + at.partial);
   g.sums = base + at.sums;
@@ -245,9 +248,10 @@ void execute(const SolveProblem& problem, Workspace workspace, const Target& tar
       if (error != cudaSuccess) fail(call, "clearing the workspace", target.index, error);
     }
     const auto launch = [&](const void* kernel, const char* name, Index blocks, bool is_early) {
+      const bool is_serial = kernel == kernels_of(problem).serial;
       cudaLaunchConfig_t config{};
       config.gridDim = dim3(static_cast<unsigned>(blocks));
-      config.blockDim = dim3(kSolveThreads);
+      config.blockDim = dim3(is_serial ? kSerialThreads : kSolveThreads);
       config.stream = stream;
       cudaLaunchAttribute early{};
       early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

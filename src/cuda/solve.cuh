@@ -29,6 +29,13 @@ SCANRNN_HD constexpr int steps_ahead(int streams) {
   return streams <= 3 ? 4 : (streams <= 5 ? 2 : 1);
 }
 
+/// Steps of a group that a lone warp reads at once, and again while it runs them: as many as it has
+/// registers for.
+SCANRNN_HD constexpr int steps_of_group(int streams, std::size_t accumulated) {
+  const int numbers = accumulated == 8 ? 16 : 32;
+  return streams <= 1 ? numbers : (streams <= 2 ? numbers / 2 : numbers / 4);
+}
+
 /// What the passes over a cell read, worked out when the kernel is compiled.
 template <class Cell>
 struct SolvePass {
@@ -496,6 +503,7 @@ struct ForwardShared {
   unsigned counts[2];
   typename SegmentMap<A, N>::Type map[kSolveThreads];
   A residual[kSolveThreads], error[kSolveThreads];
+  A open[kSolveThreads], largest[kSolveThreads];  // a slot's segments that move, and how far
   int first[kSolveThreads];  // segment that a slot's channel is unconverged from
 };
 
@@ -543,6 +551,67 @@ __device__ __forceinline__ auto increment(const SolvedSegment<A, N>& s,
   return map_of(s.gain, mismatch);
 }
 
+/// How far a boundary's two sides may be apart.
+template <class A>
+__device__ __forceinline__ A most_apart(const SolveArgs& g, const A& state) {
+  return static_cast<A>(SolveOptions::most_apart * g.tolerance) *
+         maximum(magnitude(state), Constant<A>::of(1));
+}
+
+/// Whether a start has come to rest, from which the segment before ends `gap` apart, and whose
+/// increment is `d`. Where a segment makes much of little, increments may vanish and boundaries
+/// stay apart.
+template <class A, int N>
+__device__ __forceinline__ bool rests(const SolveArgs& g, const A (&start)[N], const A (&gap)[N],
+                                      const A (&d)[N]) {
+  bool rests = true;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const A small = static_cast<A>(g.tolerance) * maximum(magnitude(start[i]), Constant<A>::of(1));
+    rests = rests && magnitude(d[i]) <= small && magnitude(gap[i]) <= most_apart(g, start[i]);
+  }
+  return rests;
+}
+
+/// Takes back the moves of channels that get nowhere, where few segments are left to be run
+/// serially, so that it's done sooner than the passes that are left. Their starts say so.
+template <class T, class Cell>
+__device__ __forceinline__ void give_up(const SolveArgs& g, const Unit& u, unsigned pass,
+                                        const Share& share,
+                                        const ForwardShared<Acc<T>, Cell::states>& shared) {
+  using A = Acc<T>;
+  const Worker w = worker_of(g, u);
+  const int across = 1 << g.across_log2, per = kSolveThreads >> g.across_log2;
+  const bool has_channel = w.d < g.channels;
+  A* before = reinterpret_cast<A*>(g.progress) + 2 * u.sequence * g.pitch + w.d;
+  A open = Constant<A>::of(0), largest = open;
+  bool is_hopeless = false;
+  if (has_channel) {
+    for (int slot = 0; slot < per; ++slot) {
+      open = open + shared.open[slot * across + w.lane];
+      largest = maximum(largest, shared.largest[slot * across + w.lane]);
+    }
+    if (pass >= kPatience) {
+      is_hopeless = open * kFewestOpen > static_cast<A>(u.segments) &&
+                    open <= static_cast<A>(kSegmentsOfPass * g.max_passes) &&
+                    open > Constant<A>::of(0.75) * before[0] &&
+                    !(largest <= Constant<A>::of(0.5) * before[g.pitch]);
+    }
+  }
+  __syncthreads();
+  if (w.slot == 0 && has_channel) {
+    before[0] = open;
+    before[g.pitch] = largest;
+  }
+  if (!is_hopeless) return;
+  for (Index p = share.low; p < share.high; ++p) {
+    const Index item = u.first_item + p;
+    unsigned char& moves = g.moved[item * g.pitch + w.d];
+    if (moves != 0) *at_item<A>(g, g.start, item, 0, Cell::states, w.d) = static_cast<A>(::nan(""));
+    moves = 0;
+  }
+}
+
 /// A group's starts, corrected by its segments' tangents: the block goes through the segments, a
 /// slot of threads its share of them. Starts that move are marked, and their units queued. False if
 /// the group is done.
@@ -577,7 +646,7 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
   for (int i = 0; i < N; ++i) d[i] = Constant<A>::of(0);
   for (int slot = 0; slot < w.slot; ++slot) apply_to(shared.map[slot * across + w.lane], d);
 
-  A residual = Constant<A>::of(0), error = residual;
+  A residual = Constant<A>::of(0), error = residual, open = residual, furthest = residual;
   int first = kConverged;
   A most[N];
 #pragma unroll
@@ -607,25 +676,22 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
         }
       }
       apply_to(increment(before, here), d);
-      bool rests = true, is_finite = true;
-      A largest = Constant<A>::of(0), apart = largest;
+      bool is_finite = true;
+      A gap[N], largest = Constant<A>::of(0), apart = largest;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const A size = magnitude(d[i]), gap = magnitude(before.end[i] - here.start[i]);
-        const A one = Constant<A>::of(1);
-        const A small = static_cast<A>(g.tolerance) * maximum(magnitude(here.start[i]), one);
+        gap[i] = before.end[i] - here.start[i];
         is_finite = is_finite && d[i] - d[i] == Constant<A>::of(0);
-        // Where a segment makes much of little, increments may vanish and boundaries stay apart.
-        rests = rests && size <= small && gap <= Constant<A>::of(SolveOptions::most_apart) * small;
-        largest = maximum(largest, size);
-        apart = maximum(apart, gap);
+        largest = maximum(largest, magnitude(d[i]));
+        apart = maximum(apart, magnitude(gap[i]));
       }
-      if (!rests && first == kConverged) first = static_cast<int>(p);
+      const bool stands = rests(g, here.start, gap, d);
+      if (!stands && first == kConverged) first = static_cast<int>(p);
       if (first == kConverged) {
         residual = maximum(residual, apart);
         error = maximum(error, largest);
       }
-      moves = !rests && is_finite && pass < most_passes;
+      moves = !stands && is_finite && pass < most_passes;
       if (moves) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -633,6 +699,8 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
           *at_item<A>(g, g.start, item, i, N, w.d) = to[i];
         }
         g.dirty[u.first_unit + p / per * g.groups + u.group] = pass;
+        open = open + Constant<A>::of(1);
+        furthest = maximum(furthest, largest);
       }
     }
     g.moved[item * g.pitch + w.d] = moves ? 1 : 0;
@@ -641,7 +709,10 @@ __device__ __forceinline__ bool correct(const SolveArgs& g, const Unit& u, unsig
   shared.residual[threadIdx.x] = residual;
   shared.error[threadIdx.x] = error;
   shared.first[threadIdx.x] = first;
+  shared.open[threadIdx.x] = open;
+  shared.largest[threadIdx.x] = furthest;
   __syncthreads();
+  if (pass < most_passes) give_up<T, Cell>(g, u, pass, share, shared);
 
   const bool goes_on = queue_units(g, u, pass + 1, shared.counts, [&](Index c) {
     return g.dirty[u.first_unit + c * g.groups + u.group] == pass;
@@ -786,17 +857,102 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
   }
 }
 
+/// Makes a number no less than another; both are 0 or more.
+__device__ __forceinline__ void raise(double* number, double least) {
+  atomicMax(reinterpret_cast<unsigned long long*>(number),
+            static_cast<unsigned long long>(__double_as_longlong(least)));
+}
+
+/// Steps [first, first + count) of a channel, from `state` and in place, and their outputs, for
+/// warps that are alone. Inputs are read in groups, a group while the one before runs: a warp can
+/// wait for all that it has asked for, but hardly for some of it.
+template <class T, class Cell>
+__device__ __forceinline__ void run_alone(const SolveArgs& g, const Cell& cell, const Span& span,
+                                          Index d, const Acc<T> (&vector)[Cell::inputs],
+                                          Index first, Index count, Acc<T> (&state)[Cell::states]) {
+  using P = SolvePass<Cell>;
+  using A = Acc<T>;
+  constexpr int kGroup = steps_of_group(P::streams, sizeof(A));
+  const Index position = position_of(g, span, first);
+  const char* at[P::streams];
+  for_each_stream<Cell>(
+      [&](auto k) { at[P::stream(k())] = address(g.in[k], span.row, position, d); });
+  char* out = address(g.out, span.row, position, d);
+  char* kept = nullptr;
+  if constexpr (P::keeps) kept = address(g.kept, span.row, position, d);
+  const unsigned char* reset = g.reset;
+  if (reset != nullptr) reset += span.row * g.reset_batch + position * g.reset_time;
+
+  T next[kGroup][P::streams];
+  unsigned next_cuts = 0;
+  const auto fetch = [&](int steps) {
+    next_cuts = 0;
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      if (j < steps) {
+        for_each_stream<Cell>([&](auto k) {
+          constexpr int s = P::stream(k());
+          next[j][s] = load_constant<T>(at[s]);
+          at[s] += g.in[k].next;
+        });
+      }
+    }
+    if (g.reset != nullptr) {
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) {
+        if (j < steps) {
+          next_cuts |= (__ldg(reset) != 0 ? 1u : 0u) << j;
+          reset += g.reset_next;
+        }
+      }
+    }
+  };
+  const auto run = [&](int steps) {
+    T now[kGroup][P::streams];
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+#pragma unroll
+      for (int s = 0; s < P::streams; ++s) now[j][s] = next[j][s];
+    }
+    const unsigned cuts = next_cuts;
+    count -= steps;
+    fetch(count < kGroup ? static_cast<int>(count) : kGroup);
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      if (j >= steps) break;
+      A in[P::inputs], before[P::states];
+      gather<T>(now[j], vector, in, cell);
+      if ((cuts >> j & 1u) != 0) {
+#pragma unroll
+        for (int s = 0; s < P::states; ++s) drop(state[s]);
+      }
+#pragma unroll
+      for (int s = 0; s < P::states; ++s) before[s] = state[s];
+      cell.step(in, state);
+      store<T>(out, cell.output(in, before, state));
+      out += g.out.next;
+      if constexpr (P::keeps) {
+        if (g.kept.data != nullptr) store<T>(kept, state[Cell::kept_state]);
+        kept += g.kept.next;
+      }
+    }
+  };
+  fetch(count < kGroup ? static_cast<int>(count) : kGroup);
+#pragma unroll 1
+  while (count >= kGroup) run(kGroup);
+  if (count > 0) run(static_cast<int>(count));
+}
+
 /// The recurrence as it stands, a thread a channel: of what is too short to be cut, or, behind
 /// solve_forward, of channels that haven't converged, from their first start that hasn't. Of these,
-/// segments that have been run from the very state in which the one before them ends stand: they
-/// are what a serial run gives. A warp's channels go through the segments together, so that they
-/// read side by side.
+/// segments stand whose starts rest by what correct() asks of them; increments are carried from one
+/// to the next. A warp's channels go through the segments together, so that they read side by side.
 template <class Cell, class T>
-__global__ void __launch_bounds__(kSolveThreads)
+__global__ void __launch_bounds__(kSerialThreads)
     solve_serial(const __grid_constant__ SolveArgs g, const __grid_constant__ Cell cell) {
   using A = Acc<T>;
   constexpr int N = Cell::states;
-  const Index number = static_cast<Index>(blockIdx.x) * kSolveThreads + threadIdx.x;
+  const Index number = static_cast<Index>(blockIdx.x) * kSerialThreads + threadIdx.x;
   const Index n = number / g.channels, d = number % g.channels;
   const bool is_whole = g.fell_back == nullptr;
   int first = kConverged;
@@ -812,24 +968,46 @@ __global__ void __launch_bounds__(kSolveThreads)
   const Index segment = is_whole ? length : g.segment;
   const Index segments = is_whole ? 1 : (length + g.segment - 1) / g.segment;
   const Index first_item = is_whole ? 0 : first_row_of(g, n) * (kSolveThreads >> g.across_log2);
-  A vector[Cell::inputs], state[N];
+  A vector[Cell::inputs], state[N], carried[N];
   load_vectors<Cell, T>(g, d, vector);
 #pragma unroll
-  for (int i = 0; i < N; ++i) state[i] = load_state<T>(g.initial[i], n, d);
+  for (int i = 0; i < N; ++i) {
+    state[i] = load_state<T>(g.initial[i], n, d);
+    carried[i] = Constant<A>::of(0);
+  }
+  A residual = Constant<A>::of(0), error = residual;
   for (Index p = begin; p < segments; ++p) {
     if (!is_whole) {
       if (p < first) continue;
-      bool stands = true;
+      const SolvedSegment<A, N> before = load_segment<A, N>(g, first_item + p - 1, d, false);
+      A start[N], gap[N], moves[N], corrects[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        state[i] = *at_item<A>(g, g.end, first_item + p - 1, i, N, d);
-        stands = stands && state[i] == *at_item<A>(g, g.start, first_item + p, i, N, d);
+        start[i] = *at_item<A>(g, g.start, first_item + p, i, N, d);
+        gap[i] = before.end[i] - start[i];
+        A jump = Constant<A>::of(0);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          if (carried[j] != Constant<A>::of(0)) jump = fma(before.gain[i][j], carried[j], jump);
+        }
+        moves[i] = gap[i] + jump;
+        // A large one is more than a tangent knows of.
+        corrects[i] = Constant<A>::of(0);
+        if (magnitude(jump) <= most_apart(g, before.end[i])) corrects[i] = jump;
+        state[i] = before.end[i] + corrects[i];
+      }
+      const bool stands = rests(g, start, gap, moves);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        carried[i] = stands ? moves[i] : Constant<A>::of(0);
+        error = maximum(error, magnitude(carried[i]));
+        residual = maximum(residual, magnitude(stands ? gap[i] : corrects[i]));
       }
       if (stands) continue;
     }
     const Index at = p * segment;
-    run_steps<true, kSerialAhead, T>(g, cell, span, d, vector, at,
-                                     length - at < segment ? length - at : segment, state);
+    run_alone<T>(g, cell, span, d, vector, at, length - at < segment ? length - at : segment,
+                 state);
     if (!is_whole) {
 #pragma unroll
       for (int i = 0; i < N; ++i) *at_item<A>(g, g.end, first_item + p, i, N, d) = state[i];
@@ -840,7 +1018,13 @@ __global__ void __launch_bounds__(kSolveThreads)
     if (!is_whole) state[i] = *at_item<A>(g, g.end, first_item + segments - 1, i, N, d);
     store_state<T>(g.leave[i], n, d, state[i]);
   }
-  if (!is_whole) return;
+  if (!is_whole) {
+    if (g.report == nullptr) return;
+    double* report = g.report + n * SolveReport::kColumns;
+    raise(report + SolveReport::kResidual, residual);
+    raise(report + SolveReport::kErrorEstimate, error);
+    return;
+  }
   if (g.lengths != nullptr) {
     const Index padding = span.begin > 0 ? 0 : length;
     for (Index i = padding; i < padding + g.time - length; ++i) {

@@ -67,9 +67,11 @@ struct SolveArgs {
   char* end = nullptr;             ///< (items, states, pitch)
   char* gain = nullptr;            ///< (items, states^2, pitch): a segment's tangent or adjoint
   unsigned char* moved = nullptr;  ///< (items, pitch)
-  int* fell_back = nullptr;        ///< (N, pitch) the segment from which a channel is run serially
-  double* partial = nullptr;       ///< (N, groups, SolveReport::kColumns)
-  char* sums = nullptr;            ///< (slots, items, pitch) gradients of vector inputs
+  /// (N, 2, pitch) a channel's segments that moved in the last pass, and its largest increment
+  char* progress = nullptr;
+  int* fell_back = nullptr;   ///< (N, pitch) the segment from which a channel is run serially
+  double* partial = nullptr;  ///< (N, groups, SolveReport::kColumns)
+  char* sums = nullptr;       ///< (slots, items, pitch) gradients of vector inputs
   signed char sum_slot[kMaxNonlinearInputs];  ///< or -1
 };
 

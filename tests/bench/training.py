@@ -135,13 +135,14 @@ def plot(path: Path, ours: Contender, theirs: Contender, title: str) -> None:
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
     for c, style in ((theirs, "-"), (ours, "--")):
-        axes[0].plot(c.losses, style, label=c.name, linewidth=1)
-        elapsed = torch.tensor(c.seconds).cumsum(0)
-        axes[1].plot(elapsed, c.losses, style, label=c.name, linewidth=1)
-    axes[0].set(xlabel="step", ylabel="squared error", yscale="log", title=title)
+        elapsed, losses = torch.tensor(c.seconds).cumsum(0), torch.tensor(c.losses)
+        recent = losses.unfold(0, min(20, len(losses)), 1).mean(1)
+        axes[0].plot(recent, style, label=c.name, linewidth=1.5)
+        axes[1].plot(elapsed[-len(recent) :], recent, style, label=c.name, linewidth=1.5)
+    axes[0].set(xlabel="step", ylabel="squared error, mean of 20", yscale="log", title=title)
     axes[1].set(xlabel="seconds", yscale="log", title="the same over time")
     axes[0].legend()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=80)
 
 
 def main() -> int:
@@ -185,6 +186,7 @@ def main() -> int:
             losses = [f"{mean(c.losses[recent]):.5f}" for c in contenders]
             ms = [f"{median(c.seconds[recent]) * 1e3:.1f}" for c in contenders]
             report = mine.last_report
+            assert report is not None
             cells = [str(i + 1), *losses, *ms, str(report.burn_in), report.status]
             print("| " + " | ".join(cells) + " |", flush=True)
     failures = []

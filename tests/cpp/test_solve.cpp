@@ -791,6 +791,33 @@ CASE(a_hard_channel_spoils_no_other) {
   }
 }
 
+// Two states that hold themselves: segments are guessed into one, the first steps lead to the
+// other, which would advance by a segment a pass.
+CASE(a_channel_that_gets_nowhere_is_given_up) {
+  using Cell = DiagonalLstmCell;
+  Random random;
+  Plane plane;
+  plane.time = 4000;
+  auto in = make_inputs<Cell>(random, DType::f32, 1, plane, 0.1);
+  for (Index t = 0; t < plane.time; ++t) {
+    in.in[Cell::kForget].set(0, t, 0, {5, 0});
+    in.in[Cell::kCandidate].set(0, t, 0, {t < 100 ? 3 : -0.05, 0});
+  }
+  in.in[Cell::kWeightCandidate].set(0, 0, 0, {6, 0});
+  in.options = {0, 40, 125};
+  const Note note(in.text());
+  const auto out = run(in, nullptr);
+  CHECK_EQUAL(out.reported(0, SolveReport::kStatus), static_cast<double>(SolveReport::kFellBack));
+  CHECK(out.reported(0, SolveReport::kPasses) <= 8);
+  auto serial = in;
+  serial.options.max_passes = 0;
+  const auto expected = run(serial, nullptr);
+  CHECK(expected.out.get(0, plane.time - 1, 0).re > 0);  // not the one of the guesses
+  for (Index t = 0; t < plane.time; ++t) {
+    CHECK(std::fabs(out.out.get(0, t, 0).re - expected.out.get(0, t, 0).re) <= 1e-5);
+  }
+}
+
 // A state that isn't finite stays in its channel, and a reset ends it.
 CASE(specials_stay_in_their_channel) {
   const Settings settings;
@@ -879,7 +906,9 @@ CASE(wrong_calls_say_so) {
   const auto bytes = [](const SolveForward<IndRnnCell>& c) {
     return solve_forward_workspace_bytes(c, kTarget);
   };
-  CHECK(bytes(call) > 0);
+  auto cut = call;  // a call that isn't may do without a workspace
+  cut.options.segment = 1;
+  CHECK(bytes(cut) > 0);
   auto wrong = call;
   wrong.options.tolerance = -1;
   CHECK_THROWS(bytes(wrong), InvalidArgument,
