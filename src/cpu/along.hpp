@@ -6,6 +6,8 @@
 // is read and written once, in order, and nothing is transposed.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/kernels.hpp"
 #include "cpu/simd.hpp"
 
@@ -97,6 +99,15 @@ struct Along {
     }
   }
 
+  /// What lies a page from `p` on, into the second-level cache: a block is more work than the
+  /// processor looks ahead, and what the first level can wait for is less than memory can deliver.
+  /// (CPU time of (1, 2^22, 1) where all tiles are taken twice, 2 threads: into the first level 1.7
+  /// ms each, into the second 1.3.)
+  template <bool Down>
+  static SCANRNN_HD void prefetch(const S* p) {
+    __builtin_prefetch(p + (Down ? -4096 : 4096) / static_cast<int>(sizeof(S)), 0, 2);
+  }
+
   /// Reads and writes `count` steps from `at` on: a whole register, or the run's last few, which
   /// take the lanes that come first in the recurrence.
   template <bool Whole, bool Down>
@@ -114,9 +125,7 @@ struct Along {
     }
     SCANRNN_HD R read(const void* array) const {
       const S* p = static_cast<const S*>(array) + at;
-      // A block is more work than the processor looks ahead: (1, 2^22, 1) on one thread 2.5 to 2.3.
-      constexpr int ahead = (Down ? -2048 : 2048) / static_cast<int>(sizeof(S));
-      if (Whole) __builtin_prefetch(p + ahead);
+      if (Whole) prefetch<Down>(p);
       return read_at(p);
     }
     SCANRNN_HD R read_previous() const {
@@ -331,10 +340,7 @@ struct Along {
       const int lane = (g.steps - 1) % Reg::lanes;
       put(g.state, g.state_plane, spread(carry.states, Down ? Reg::lanes - 1 - lane : lane));
     }
-    if (Step::has_map) {
-      Register<D>::store_some(static_cast<double*>(g.map_a), g.state_plane, carry.map.a, 0, 1);
-      put(g.map_x, g.state_plane, Double::back(carry.map.x));
-    }
+    if (Step::has_map) put_map(g, carry.map);
     for (int i = 0; Step::has_sums && i < Cell::inputs; ++i) {
       if (g.sum[i] != nullptr) put(g.sum[i], g.state_plane, sum_of_lanes(sum[i]));
     }
@@ -350,6 +356,191 @@ struct Along {
     }
   }
 
+  // Forward, a square of steps at a time: each lane takes as many of them in a row as there are
+  // lanes, for which the square is transposed on its way through registers. The maps of the lanes
+  // are scanned in double precision; then their first states are known, and each runs by itself.
+  // Where the state before the run isn't known yet, what has been found so far is kept, so that
+  // nothing is done twice. (AVX-512, ns a register in the cache: a run 6.8, what is kept 4.4 and
+  // the rest 2.1, where blocks take 7.0 for a run and 5.0 for its map.)
+
+  static constexpr bool has_squares = Cell::step_is_input && std::is_same_v<R, Vec<S>>;
+  static constexpr int kSquare = Reg::lanes * Reg::lanes;
+
+  /// What is kept of a square, in the order of the recurrence from the lane on that comes first.
+  struct Square {
+    R a[Reg::lanes], x[Reg::lanes];  ///< the map of each step
+    Affine<Wide<R>> until;           ///< from the square's start to each lane's end
+  };
+
+  static SCANRNN_HD int squares(const RunArgs& g) { return g.steps / kSquare; }
+  static SCANRNN_HD Square* kept(const RunArgs& g) { return static_cast<Square*>(g.kept); }
+
+  /// The maps of the lanes so far, one half of a register's lanes.
+  template <bool Down, int By = 1, class T>
+  static SCANRNN_HD Affine<T> scanned(const Affine<T>& m) {
+    if constexpr (By >= Register<T>::lanes) {
+      return m;
+    } else {
+      const Affine<T> earlier = {shift<Down, By>(m.a, Constant<T>::of(1)),
+                                 shift<Down, By>(m.x, T{})};
+      return scanned<Down, 2 * By>(Affine<T>{product(m.a, earlier.a), fma(m.a, earlier.x, m.x)});
+    }
+  }
+  template <bool Down>
+  static SCANRNN_HD Affine<Doubles> scanned(const Affine<Doubles>& m) {
+    constexpr int last = Down ? 0 : Register<D>::lanes - 1;
+    const Affine<D> low = scanned<Down>(Affine<D>{m.a.low, m.x.low});
+    const Affine<D> high = scanned<Down>(Affine<D>{m.a.high, m.x.high});
+    const Affine<D>&first = Down ? high : low, &second = Down ? low : high;
+    const D a = spread(first.a, last), x = spread(first.x, last);
+    const Affine<D> both = {product(second.a, a), fma(second.a, x, second.x)};
+    return Down ? Affine<Doubles>{{both.a, first.a}, {both.x, first.x}}
+                : Affine<Doubles>{{first.a, both.a}, {first.x, both.x}};
+  }
+  /// The same where a product overflowed: a zero state stays out of it.
+  template <bool Down>
+  static Affine<Wide<R>> scanned_one_by_one(const Affine<Wide<R>>& m) {
+    double a[Reg::lanes], x[Reg::lanes];
+    Register<Wide<R>>::store(a, 0, m.a);
+    Register<Wide<R>>::store(x, 0, m.x);
+    Affine<double> all = identity<Affine<double>>();
+    for (int i = 0; i < Reg::lanes; ++i) {
+      const int l = Down ? Reg::lanes - 1 - i : i;
+      all = merge(all, Affine<double>{a[l], x[l]});
+      a[l] = all.a, x[l] = all.x;
+    }
+    return {Register<Wide<R>>::load(a, 0), Register<Wide<R>>::load(x, 0)};
+  }
+
+  /// The number in the lane that comes last.
+  template <bool Down>
+  static SCANRNN_HD D last(const Vec<double>& v) {
+    return spread(v, Down ? 0 : Vec<double>::lanes - 1);
+  }
+  template <bool Down>
+  static SCANRNN_HD D last(const Doubles& v) {
+    return last<Down>(Down ? v.low : v.high);
+  }
+  static SCANRNN_HD D applied(const Affine<D>& m, const D& state) { return apply(m, state); }
+  static SCANRNN_HD Doubles applied(const Affine<Doubles>& m, const D& state) {
+    return {apply(Affine<D>{m.a.low, m.x.low}, state), apply(Affine<D>{m.a.high, m.x.high}, state)};
+  }
+
+  /// Square `n` of the recurrence: where it starts in memory.
+  template <bool Down>
+  static SCANRNN_HD int square_at(const RunArgs& g, int n) {
+    return Down ? g.steps - (n + 1) * kSquare : n * kSquare;
+  }
+
+  template <bool Down>
+  static SCANRNN_HD void keep_square(const RunArgs& g, const Cell& cell, int begin, Square& to) {
+    constexpr int width = kPartLanes<S>;
+    Wide<R> a = Constant<Wide<R>>::of(1);
+    R x = {};
+#pragma GCC unroll 8
+    for (int c = 0; c < Reg::lanes; c += width) {
+      const int column = Down ? Reg::lanes - width - c : c;
+      R in[Cell::inputs][width];
+      for (int i = 0; i < Cell::inputs; ++i) {
+        const S* from = static_cast<const S*>(g.in[i]);
+        if (((Cell::map_inputs >> i) & 1u) == 0) {
+          for (int k = 0; k < width; ++k) in[i][k] = R{};
+        } else if ((g.fixed >> i) & 1u) {
+          for (int k = 0; k < width; ++k) in[i][k] = splat(*from);
+        } else {
+          for (int k = 0; k < width; ++k) {
+            prefetch<Down>(from + begin + (column + k) * Reg::lanes);
+          }
+          load_columns(from + begin + column, Reg::lanes, in[i]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int k = 0; k < width; ++k) {
+        R step[Cell::inputs];
+        for (int i = 0; i < Cell::inputs; ++i) step[i] = in[i][Down ? width - 1 - k : k];
+        const Affine<R> map = cell.step(step);
+        a = product(widen(map.a), a);
+        x = fma(map.a, x, map.x);
+        to.a[c + k] = map.a;
+        to.x[c + k] = map.x;
+      }
+    }
+    const Affine<Wide<R>> lanes = {a, widen(x)};
+    to.until = scanned<Down>(lanes);
+    if (first_not_finite(last<Down>(to.until.a))) to.until = scanned_one_by_one<Down>(lanes);
+  }
+
+  /// Writes the outputs of a square that `state` comes before, and what comes after it.
+  template <bool Down>
+  static SCANRNN_HD void finish_square(const RunArgs& g, const Cell& cell, int begin,
+                                       const Square& square, Carry& carry) {
+    const Wide<R> ends = applied(square.until, carry.state);
+    R state = after<Down>(narrow(ends), Double::back(carry.state));
+    R rows[Reg::lanes];
+#pragma GCC unroll 16
+    for (int k = 0; k < Reg::lanes; ++k) {
+      state = fma(square.a[k], state, square.x[k]);
+      rows[Down ? Reg::lanes - 1 - k : k] = state;
+    }
+    carry.state = last<Down>(ends);
+    carry.states = state;
+    transpose(rows);
+#pragma GCC unroll 16
+    for (int l = 0; l < Reg::lanes; ++l) {
+      const Access<true, Down> io{g, begin + l * Reg::lanes, Reg::lanes};
+      R in[Cell::inputs];
+      io.template read<Cell::output_inputs>(in);
+      io.write(g.out, cell.output(in, rows[l]));
+    }
+  }
+
+  template <bool Down>
+  static SCANRNN_HD void pass(Carry& carry, const Square& square) {
+    carry.map = merge(carry.map, {last<Down>(square.until.a), last<Down>(square.until.x)});
+  }
+
+  /// Finds the maps of a run, of which its outputs follow, or either by itself.
+  template <bool Down, bool Keeps, bool Finishes>
+  static SCANRNN_HD void squares_of(const RunArgs& g) {
+    const Cell cell = read_cell<Cell>(g.cell);
+    Carry carry = {D{}, identity<Affine<D>>(), R{}};
+    if (Finishes) {
+      carry.state = Double::spread(Reg::splat(static_cast<const S*>(g.state), 0), 0);
+    }
+    Square own;
+    for (int n = 0; n < squares(g); ++n) {
+      Square& square = Keeps && Finishes ? own : kept(g)[n];
+      const int begin = square_at<Down>(g, n);
+      if (Keeps) keep_square<Down>(g, cell, begin, square);
+      pass<Down>(carry, square);
+      if (Finishes) finish_square<Down>(g, cell, begin, square, carry);
+    }
+    int start = squares(g) * kSquare;
+    using Step = std::conditional_t<Finishes, RunStep, MapStep>;
+    for (; start + kBlockSteps <= g.steps; start += kBlockSteps) {
+      block<Step, true, Down>(g, cell, start, kBlockSteps, carry, nullptr);
+    }
+    if (start < g.steps) {
+      block<Step, false, Down>(g, cell, start, g.steps - start, carry, nullptr);
+    }
+    put_map(g, carry.map);
+    if (Finishes) {
+      const int lane = (g.steps - 1) % Reg::lanes;
+      put(g.state, g.state_plane, spread(carry.states, Down ? Reg::lanes - 1 - lane : lane));
+    }
+  }
+
+  static SCANRNN_HD void put_map(const RunArgs& g, const Affine<D>& map) {
+    Register<D>::store_some(static_cast<double*>(g.map_a), g.state_plane, map.a, 0, 1);
+    put(g.map_x, g.state_plane, Double::back(map.x));
+  }
+
+  template <bool Keeps, bool Finishes>
+  static void square_kernel(const RunArgs& args) {
+    const RunArgs g = args;
+    g.descending ? squares_of<true, Keeps, Finishes>(g) : squares_of<false, Keeps, Finishes>(g);
+  }
+
   static void run_backward(const RunArgs& args) {
     if constexpr (CellTraits<Cell>::summed_inputs != 0) {
       for (int i = 0; i < Cell::inputs; ++i) {
@@ -360,8 +551,20 @@ struct Along {
   }
 
   static RunKernels kernels() {
-    return {kernel<MapStep>, kernel<RunStep>, Cell::state_is_output ? nullptr : kernel<StatesStep>,
-            kernel<MapBackwardStep>, run_backward};
+    RunKernels all = {nullptr,
+                      nullptr,
+                      kernel<MapStep>,
+                      kernel<RunStep>,
+                      Cell::state_is_output ? nullptr : kernel<StatesStep>,
+                      kernel<MapBackwardStep>,
+                      run_backward};
+    if constexpr (has_squares) {
+      all.keep = square_kernel<true, false>;
+      all.finish = square_kernel<false, true>;
+      all.run = square_kernel<true, true>;
+      static_assert(sizeof(Square) * (kRunSteps / kSquare) <= kKeptRunBytes<S>);
+    }
+    return all;
   }
 };
 

@@ -88,6 +88,7 @@ struct Plan {
   bool along = false;      // sequences of kAlongLeast steps or more run with steps as lanes
   Index row_lanes = 1;     // lanes that buffers have room for
   Index run_plane = 0;     // steps that a buffer has room for, where lanes are steps
+  Index kept_runs = 0;     // runs of which the steps' maps are kept between two passes
   Index chunk_leaves = 1;  // leaves staged at once
   Index tile_steps = 0;    // 0: units are not cut
   int levels = 2;
@@ -101,6 +102,7 @@ struct Plan {
   std::size_t vector_bytes = 0;   // of one row
   std::size_t map_bytes = 0;      // of a vector of maps, sums and the tree's states
   std::size_t buffer_bytes = 0;   // of one staged operand
+  std::size_t kept_bytes = 0;     // of one run
   bool buffered[kOperands] = {};  // operands that need one
   std::size_t scratch_bytes = 0;  // of one thread
   std::size_t slot_bytes = 0;     // of one published tile
@@ -243,9 +245,13 @@ Plan make_plan(const Problem& p, const CellKernels& kernels, int max_threads,
   plan.buffered[kStates] = !p.state_is_output && (p.backward || (plan.along && p.checkpoints));
   const std::size_t buffers =
       static_cast<std::size_t>(std::count(plan.buffered, plan.buffered + kOperands, true));
+  if (plan.along && plan.tile_steps > 0 && !p.backward && kernels.along.keep != nullptr) {
+    plan.kept_runs = plan.tile_steps / kRunSteps;
+    plan.kept_bytes = plan.scalar == 4 ? kKeptRunBytes<float> : kKeptRunBytes<double>;
+  }
   const std::size_t sums = static_cast<std::size_t>(plan.sums);
   plan.scratch_bytes =
-      buffers * plan.buffer_bytes +
+      static_cast<std::size_t>(plan.kept_runs) * plan.kept_bytes + buffers * plan.buffer_bytes +
       (kRowVectors + sums + static_cast<std::size_t>(plan.vectors)) * aligned(plan.vector_bytes) +
       (kMapVectors + sums) * aligned(plan.map_bytes) +
       aligned(Tree::bytes_for(plan.levels, plan.map_bytes, plan.sums));
@@ -311,8 +317,10 @@ class Worker {
         row_(plan.row_lanes * plan.planes),
         tree_(make_tree(scratch)) {
     // Lanes of no channel are computed along; what they start from is merely not to be garbage.
-    if (plan.padding) std::memset(scratch, 0, plan.scratch_bytes);
-    char* at = scratch;
+    const std::size_t kept = static_cast<std::size_t>(plan.kept_runs) * plan.kept_bytes;
+    if (plan.padding) std::memset(scratch + kept, 0, plan.scratch_bytes - kept);
+    kept_ = scratch;
+    char* at = scratch + kept;
     for (int i = 0; i < kOperands; ++i) {
       if (!plan_.buffered[i]) continue;
       operands_[i].buffer = at;
@@ -423,11 +431,13 @@ class Worker {
       process(Pass::map, first, last);
       publish(first_item, tile);
       published = true;
+      is_kept_ = true;
     }
     if (tile > 0) look_back(first_item, tile);
     tree_.begin(start_);
     if (leaves_ == 0) narrow(start_, state_);
     process(Pass::run, first, last);
+    is_kept_ = false;
     if (!published) publish(first_item, tile);
     if (tile + 1 == tiles) store_finish();
     for (int s = 0; s < plan_.sums; ++s) {
@@ -925,7 +935,10 @@ class Worker {
       if (p_.backward && sum_input_[i] >= 0) g.sum[i] = leaf_sum_[sum_input_[i]];
     }
     const RunKernels& kernels = kernels_.along;
-    if (pass == Pass::map) {
+    if (plan_.kept_runs > 0 && (pass == Pass::map || is_kept_)) {
+      g.kept = kept_ + (j - first_leaf_) * static_cast<Index>(plan_.kept_bytes);
+      (pass == Pass::map ? kernels.keep : kernels.finish)(g);
+    } else if (pass == Pass::map) {
       (p_.backward ? kernels.map_backward : kernels.map)(g);
     } else {
       (p_.backward ? kernels.run_backward : kernels.run)(g);
@@ -1169,6 +1182,8 @@ class Worker {
   // What the buffers hold.
   Index staged_ = -1, chunk_step_ = 0, chunk_steps_ = 0;
   Index first_leaf_ = 0, last_leaf_ = 0;  // of the leaves being processed
+  char* kept_ = nullptr;                  // the steps' maps of the tile's runs,
+  bool is_kept_ = false;                  // if its first pass left them there
 };
 
 struct Call {

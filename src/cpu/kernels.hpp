@@ -72,6 +72,7 @@ struct RunArgs {
   void* sum[kMaxInputs] = {};
   // Forward.
   void* out = nullptr;
+  void* kept = nullptr;  ///< kKeptRunBytes: written by keep, read by finish
   // Backward.
   const void* c_prev = nullptr;  ///< the state before each step, but for those of the register
   const void* c_edge = nullptr;  ///< from step `edge` on, which are here
@@ -84,7 +85,15 @@ struct RunArgs {
 /// Long enough that the tree's own work doesn't show, short enough that a run stays in the caches.
 inline constexpr int kRunSteps = 4096;
 
+/// Room for what `keep` keeps of a run: the map of each step, and those that the lanes of 16 bytes
+/// make of them, in double precision.
+template <class S>
+inline constexpr std::size_t kKeptRunBytes = 2 * kRunSteps * (sizeof(S) + sizeof(double) / 2);
+
 struct RunKernels {
+  /// Forward, in place of map: keeps what finish needs to do what run does. Null: map and run.
+  void (*keep)(const RunArgs&);
+  void (*finish)(const RunArgs&);
   void (*map)(const RunArgs&);
   void (*run)(const RunArgs&);
   void (*states)(const RunArgs&);

@@ -201,6 +201,17 @@ struct Leaf {
     }
   }
 
+  /// What step t of a forward pass reads, into the second-level cache.
+  template <class Step>
+  static SCANRNN_HD void prefetch(const LeafArgs& g, int t, int lane) {
+    constexpr unsigned read = Step::has_state && Step::has_map ? all_inputs : Cell::map_inputs;
+    for (int i = 0; i < Cell::inputs; ++i) {
+      if (((read & ~Cell::vector_inputs) >> i) & 1u) {
+        __builtin_prefetch(row(g.in[i], t, lane), 0, 2);
+      }
+    }
+  }
+
   /// More lanes than registers hold: row by row, and each row in the direction that rows go, so
   /// that memory is walked from one end to the other. What lanes carry rests in the caches. (Taking
   /// several rows a sweep saves its loads and stores but breaks the one long stream that
@@ -218,11 +229,15 @@ struct Leaf {
         if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, R{});
       }
     }
+    // A row ahead, where that is a page. (CPU time on one thread: (16,320,8192) 32 ms to 23.5,
+    // (8,4096,1024) 15 to 12.5. With rows of half a page 5% longer, backward up to 20%.)
+    const bool prefetches = !Step::descending && g.lanes * static_cast<int>(sizeof(S)) >= 4096;
     for (int i = 0; i < g.steps; ++i) {
       const int t = time_of(g, i, Step::descending);
       const bool cut = is_reset(g, t);
       for (int l = 0; l < g.lanes; l += Reg::lanes) {
         const int lane = Step::descending ? g.lanes - Reg::lanes - l : l;
+        if (prefetches) prefetch<Step>(g, t + 1, lane);
         Carry carry = {Step::has_state ? get(g.state, lane, g.plane) : R{},
                        Step::has_map ? get_gain(g.map_a, lane, g.plane) : Gain<R>{},
                        Step::has_map ? get(g.map_x, lane, g.plane) : R{}};

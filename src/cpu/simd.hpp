@@ -585,35 +585,37 @@ SCANRNN_HD void transpose(Vec<S>* r) {
   for (int i = 0; i < n; ++i) r[i] = out[i];
 }
 
-/// Loads the square whose row i is at p + i * stride and transposes it: parts come from memory
-/// where they belong, which spares the shuffles that move them.
+/// Loads kPartLanes columns of Vec<S>::lanes rows, of which row i is at p + i * stride, a column a
+/// register: parts come from memory where they belong, which spares the shuffles that move them.
+template <class S>
+SCANRNN_HD void load_columns(const S* p, std::ptrdiff_t stride, Vec<S>* r) {
+  constexpr int width = kPartLanes<S>;
+  for (int k = 0; k < width; ++k) {
+    const S* from = p + k * stride;
+#if defined(__AVX512F__)
+    const auto part = [&](int q) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + q * width * stride));
+    };
+    __m512i v = _mm512_castsi128_si512(part(0));
+    v = _mm512_inserti32x4(v, part(1), 1);
+    v = _mm512_inserti32x4(v, part(2), 2);
+    v = _mm512_inserti32x4(v, part(3), 3);
+    r[k].v = (typename Vec<S>::Raw)v;
+#elif defined(__AVX2__)
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + width * stride));
+    r[k].v = (typename Vec<S>::Raw)_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+#else
+    r[k] = load(from);
+#endif
+  }
+  transpose_within_parts(r);
+}
+
+/// Loads the square whose row i is at p + i * stride and transposes it.
 template <class S>
 SCANRNN_HD void load_transposed(const S* p, std::ptrdiff_t stride, Vec<S>* r) {
-  constexpr int n = Vec<S>::lanes;
-  constexpr int width = kPartLanes<S>;
-  for (int c = 0; c < n; c += width) {
-    for (int k = 0; k < width; ++k) {
-      const S* from = p + k * stride + c;
-#if defined(__AVX512F__)
-      const auto part = [&](int q) {
-        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + q * width * stride));
-      };
-      __m512i v = _mm512_castsi128_si512(part(0));
-      v = _mm512_inserti32x4(v, part(1), 1);
-      v = _mm512_inserti32x4(v, part(2), 2);
-      v = _mm512_inserti32x4(v, part(3), 3);
-      r[c + k].v = (typename Vec<S>::Raw)v;
-#elif defined(__AVX2__)
-      const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-      const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + width * stride));
-      r[c + k].v =
-          (typename Vec<S>::Raw)_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
-#else
-      r[c + k] = load(from);
-#endif
-    }
-    transpose_within_parts(r + c);
-  }
+  for (int c = 0; c < Vec<S>::lanes; c += kPartLanes<S>) load_columns(p + c, stride, r + c);
 }
 
 /// As many doubles as Vec<float> has lanes.
