@@ -592,7 +592,8 @@ __device__ __forceinline__ void give_up(const SolveArgs& g, const Unit& u, unsig
       largest = maximum(largest, shared.largest[slot * across + w.lane]);
     }
     if (pass >= kPatience) {
-      is_hopeless = open * kFewestOpen > static_cast<A>(u.segments) &&
+      is_hopeless = open > static_cast<A>(g.max_passes - static_cast<int>(pass)) &&
+                    open * kFewestOpen > static_cast<A>(u.segments) &&
                     open <= static_cast<A>(kSegmentsOfPass * g.max_passes) &&
                     open > Constant<A>::of(0.75) * before[0] &&
                     !(largest <= Constant<A>::of(0.5) * before[g.pitch]);

@@ -23,8 +23,9 @@ inline constexpr Index kMostUnits = 1 << 30;
 /// Threads of a block of the serial kernel, whose warps want a multiprocessor each.
 inline constexpr int kSerialThreads = 32;
 
-/// A channel is given up from this pass on, if at least one of so many segments is still open, and
-/// for each pass that a call may have no more than so many.
+/// A channel is given up from this pass on, if at least one of so many segments is still open, for
+/// each pass that a call may have no more than so many, and more than there are passes left: each
+/// pass makes one more right.
 inline constexpr unsigned kPatience = 3;
 inline constexpr int kFewestOpen = 16;
 inline constexpr int kSegmentsOfPass = 4;

@@ -804,7 +804,7 @@ CASE(a_channel_that_gets_nowhere_is_given_up) {
     in.in[Cell::kCandidate].set(0, t, 0, {t < 100 ? 3 : -0.05, 0});
   }
   in.in[Cell::kWeightCandidate].set(0, 0, 0, {6, 0});
-  in.options = {0, 40, 125};
+  in.options = {0, 12, 125};
   const Note note(in.text());
   const auto out = run(in, nullptr);
   CHECK_EQUAL(out.reported(0, SolveReport::kStatus), static_cast<double>(SolveReport::kFellBack));
@@ -815,6 +815,22 @@ CASE(a_channel_that_gets_nowhere_is_given_up) {
   CHECK(expected.out.get(0, plane.time - 1, 0).re > 0);  // not the one of the guesses
   for (Index t = 0; t < plane.time; ++t) {
     CHECK(std::fabs(out.out.get(0, t, 0).re - expected.out.get(0, t, 0).re) <= 1e-5);
+  }
+}
+
+// Each pass makes one more segment right: a channel with no more of them than passes converges.
+CASE(as_many_passes_as_segments_are_enough) {
+  using Cell = DiagonalLstmCell;
+  Random random;
+  for (const Index segments : {4, 8, 12}) {
+    Plane plane;
+    plane.time = segments * 40;
+    auto in = make_inputs<Cell>(random, DType::f32, 16, plane, 2);
+    in.options = {0, static_cast<int>(segments), 40};
+    const Note note(in.text());
+    const auto out = run(in, nullptr);
+    CHECK_EQUAL(out.reported(0, SolveReport::kStatus),
+                static_cast<double>(SolveReport::kConverged));
   }
 }
 
