@@ -55,6 +55,8 @@ struct Plan {
   Way way = Way::rows;
   const Kernel* kernel = nullptr;
   std::atomic<std::uint64_t>* prepared = nullptr;
+  const Kernel* clusters = nullptr;  // to be preferred, where the device can hold clusters
+  int cluster_blocks = 1;
   Args args{};
   Index blocks = 0;
   int threads = 0;
@@ -323,9 +325,83 @@ Plan make_plan(const Problem& p, int device) {
       g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
     plan.kernel = &kernels.whole;
     plan.prepared = &prepared.whole;
+    if (kernels.clusters.function != nullptr && forced == nullptr &&
+        are_clusters_best(Properties::of(device).major, g.tiles)) {
+      plan.clusters = &kernels.clusters;
+    }
   }
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
   return plan;
+}
+
+// A device in sets of them. Those beyond the last bit are asked every time.
+std::uint64_t bit_of(int device) {
+  return device < kMostDevices ? std::uint64_t{1} << device : std::uint64_t{0};
+}
+
+// Tells a device, once, how much shared memory the kernel may ask for.
+cudaError_t prepare(const Kernel& kernel, std::atomic<std::uint64_t>& prepared, int device) {
+  if ((prepared.load(std::memory_order_relaxed) & bit_of(device)) != 0) return cudaSuccess;
+  const int most = Properties::of(device).most_shared;
+  cudaFuncAttributes has;
+  cudaError_t error = cudaFuncGetAttributes(&has, kernel.function);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 most - static_cast<int>(has.sharedSizeBytes));
+  }
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+  }
+  if (error == cudaSuccess) prepared.fetch_or(bit_of(device), std::memory_order_relaxed);
+  return error;
+}
+
+cudaLaunchAttribute cluster_dimension(int blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  return attribute;
+}
+
+// Whether the current device can hold a cluster of the kernel's blocks, and the code that it loads
+// was compiled for clusters.
+bool holds_clusters(const Kernel& kernel, Prepared& prepared, int device) {
+  if ((prepared.no_clusters.load(std::memory_order_relaxed) & bit_of(device)) != 0) return false;
+  if ((prepared.clusters.load(std::memory_order_relaxed) & bit_of(device)) != 0) return true;
+  std::atomic<std::uint64_t> unknown{0};  // others must not see the device's bit before the answer
+  cudaFuncAttributes has;
+  int count = 0;
+  if (cudaFuncGetAttributes(&has, kernel.function) == cudaSuccess && has.ptxVersion >= 90 &&
+      prepare(kernel, unknown, device) == cudaSuccess) {
+    cudaLaunchAttribute dimension = cluster_dimension(kRadix);
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(kRadix);
+    launch.blockDim = dim3(kThreads);
+    launch.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes(0, kernel.leaf, 0, 0));
+    launch.attrs = &dimension;
+    launch.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&count, kernel.function, &launch) != cudaSuccess) count = 0;
+  }
+  if (count <= 0) cudaGetLastError();
+  (count > 0 ? prepared.clusters : prepared.no_clusters)
+      .fetch_or(bit_of(device), std::memory_order_relaxed);
+  return count > 0;
+}
+
+// Makes a plan of whole tiles one of clusters, which need no node for their own tiles and are as
+// many as run at a time.
+void use_clusters(Plan& plan, std::atomic<std::uint64_t>& prepared, int device) {
+  Args& g = plan.args;
+  plan.kernel = plan.clusters;
+  plan.prepared = &prepared;
+  plan.cluster_blocks = kRadix;
+  plan.shared_bytes = plan.kernel->shared_bytes(g.across_log2, g.leaf, kWarps, 0);
+  g.fan_log2 = kRadixLog2;
+  --g.levels;
+  plan.cleared_bytes = plan.nodes_offset + (plan.cleared_bytes - plan.nodes_offset) / kRadix;
+  const Index at_once = Index{Properties::of(device).multiprocessors} * plan.kernel->blocks;
+  plan.blocks = std::min(plan.blocks, std::max<Index>(1, at_once / kRadix) * kRadix);
 }
 
 // Gives the plan its workspace.
@@ -369,29 +445,21 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
   const char* call = problem.call;
   const CurrentDevice current(call, target.index);
   Plan plan = make_plan(problem, target.index);
+  if (plan.clusters != nullptr) {
+    Entry& entry = entry_of(problem);
+    Prepared& prepared = problem.backward ? entry.backward : entry.forward;
+    if (holds_clusters(*plan.clusters, prepared, target.index)) {
+      use_clusters(plan, prepared.clusters, target.index);
+    }
+  }
   place(plan, start_of(call, workspace, plan.bytes));
   const cudaStream_t stream = static_cast<cudaStream_t>(target.stream);
 
   cudaError_t error = cudaSuccess;
   if (plan.blocks > 0) {
-    const std::uint64_t bit =
-        target.index < kMostDevices ? std::uint64_t{1} << target.index : std::uint64_t{0};
-    if (plan.prepared != nullptr && (plan.prepared->load(std::memory_order_relaxed) & bit) == 0) {
-      const int most = Properties::of(target.index).most_shared;
-      cudaFuncAttributes has;
-      error = cudaFuncGetAttributes(&has, plan.kernel->function);
-      if (error == cudaSuccess) {
-        error =
-            cudaFuncSetAttribute(plan.kernel->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 most - static_cast<int>(has.sharedSizeBytes));
-      }
-      if (error == cudaSuccess) {
-        error = cudaFuncSetAttribute(plan.kernel->function,
-                                     cudaFuncAttributePreferredSharedMemoryCarveout,
-                                     cudaSharedmemCarveoutMaxShared);
-      }
+    if (plan.prepared != nullptr) {
+      error = prepare(*plan.kernel, *plan.prepared, target.index);
       if (error != cudaSuccess) fail(call, plan.kernel->name, target.index, error);
-      plan.prepared->fetch_or(bit, std::memory_order_relaxed);
     }
     if (plan.cleared_bytes > 0) {
       error = launch_clear(plan.args.ticket, plan.args.nodes,
@@ -403,12 +471,15 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
     launch.blockDim = dim3(static_cast<unsigned>(plan.threads));
     launch.dynamicSmemBytes = static_cast<std::size_t>(plan.shared_bytes);
     launch.stream = stream;
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attribute[2]{};
+    launch.attrs = attribute;
     if (plan.cleared_bytes > 0 && may_start_early(target.index, stream)) {
-      launch.attrs = &early;
-      launch.numAttrs = 1;
+      cudaLaunchAttribute& early = attribute[launch.numAttrs++];
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (plan.cluster_blocks > 1) {
+      attribute[launch.numAttrs++] = cluster_dimension(plan.cluster_blocks);
     }
     void* arguments[] = {&plan.args, const_cast<void*>(problem.cell)};
     error = cudaLaunchKernelExC(&launch, plan.kernel->function, arguments);

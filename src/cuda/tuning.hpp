@@ -197,6 +197,14 @@ constexpr bool fills_blocks(long long tiles) {
   return (kRadix - tiles % kRadix) % kRadix * 8 <= tiles;
 }
 
+/// Levels of the tree between clusters: as many as there is room for where others have seven maps.
+inline constexpr int kMostClusterLevels = kRadix - 1;
+/// Where clusters of kRadix blocks (clusters.cuh) are best: by the major compute capability, and
+/// the whole tiles of a sequence. Others than 9 were not measured.
+constexpr bool are_clusters_best(int major, long long tiles) {
+  return major == 9 && tiles % kRadix == 0 && tiles <= 1ll << kRadixLog2 * (kMostClusterLevels + 1);
+}
+
 static_assert(kThreads == 128 || kThreads == 256 || kThreads == 512);
 static_assert(kLeafSteps <= 32 && kLeafSteps % 8 == 0);
 

@@ -2,6 +2,7 @@
 // A cell's kernels for one dtype, as the executor's table wants them.
 #pragma once
 
+#include "cuda/clusters.cuh"
 #include "cuda/columns.cuh"
 #include "cuda/kernels/table.hpp"
 #include "cuda/rows.cuh"
@@ -26,6 +27,15 @@ PassKernels pass_kernels() {
   if constexpr (Cell::step_is_input) {
     k.whole = k.rows;
     k.whole.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
+  }
+  if constexpr (has_clusters<Cell, T>) {
+    k.clusters = {reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward>),
+                  "clusters",
+                  Rows::leaf,
+                  kWarps,
+                  Rows::vector_bytes,
+                  [](int, int leaf, int, int) { return Rows::staged_bytes(leaf); },
+                  Rows::blocks()};
   }
   k.columns = {reinterpret_cast<const void*>(&run_columns<Cell, T, kBackward>),
                "columns",

@@ -17,12 +17,14 @@ struct Kernel {
   int vector_bytes = 0;  ///< that a thread moves at once
   /// Bytes of shared memory that the launch has to ask for.
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
+  int blocks = 0;  ///< clusters: that a multiprocessor holds
 };
 
 /// One pass of a cell for one dtype.
 struct PassKernels {
   Kernel rows;
-  Kernel whole;  ///< rows of calls whose tiles are all whole; not every cell has it
+  Kernel whole;     ///< rows of calls whose tiles are all whole; not every cell has it
+  Kernel clusters;  ///< the same by clusters of blocks; not every cell and dtype has it
   Kernel columns;
   Kernel serial;
   Kernel ordered;  ///< not every cell has it
@@ -34,7 +36,8 @@ struct CellKernels {
 
 /// What a kernel needs to be told once for each device: how much shared memory it may ask for.
 struct Prepared {
-  std::atomic<std::uint64_t> rows{0}, whole{0}, columns{0};
+  std::atomic<std::uint64_t> rows{0}, whole{0}, columns{0}, clusters{0};
+  std::atomic<std::uint64_t> no_clusters{0};  ///< devices that were asked and can't hold any
 };
 
 /// A cell's kernels for one dtype, and on which devices they are prepared.

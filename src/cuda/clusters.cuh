@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows (rows.cuh) by clusters of blocks that stay: for calls whose tiles are all whole, eight of
+// them or a multiple in every sequence, of the scan in types that are computed as they are stored.
+//
+// A cluster takes a ticket for the eight tiles below a node of the tree, a tile a block, and asks
+// for the next ticket once it knows the state that its tiles start from. Its blocks exchange their
+// maps through each other's shared memory, which takes 0.3 us where a way through the L2 cache
+// takes two. The last block publishes the node, the first one fetches what precedes it, works out
+// the state before the cluster and tells it the others. Merges and their order are those of
+// run_rows, and so are the results, bit for bit. A warp copies the rows of its next tile as soon as
+// it has written what it made of the last ones.
+//
+// Tickets are taken in the order in which clusters are released from waiting, not earlier. As every
+// tile waits for all before it, nothing costs more than a ticket in the hands of a cluster that
+// can't begin: taken half a tile earlier, (1,2^20,64) has 0.70 instead of 0.90 (tuning.hpp).
+//
+// Progress. All blocks of a cluster run, or none does. A cluster takes its first ticket once its
+// blocks run, and works through its tickets in their order; so of all tickets that have been taken
+// the earliest unfinished one is being worked on, and waits for nothing but earlier ones
+// (tree.cuh). How many clusters run at a time, and whether a launched one starts only when others
+// have ended, makes no difference: it finds that no ticket is left.
+//
+// Messages are asynchronous stores to another block, counted by a barrier of that block. Places of
+// a round's messages are used again two rounds later, tickets' in the next one. A block sends maps
+// of round i + 1 once it has the ticket of that round, which the first block sends when the last
+// one has the maps of round i from all: so every block has then finished round i - 1, and all its
+// warps have read what they were told in it, and the ticket of round i. Nothing is sent that isn't
+// waited for, so no message reaches a block that has ended.
+#pragma once
+
+#include "cuda/rows.cuh"
+
+namespace scanrnn::cuda {
+
+/// Blocks of a cluster.
+inline constexpr int kClusterBlocks = kRadix;
+
+/// Whether a cell has a kernel for clusters in a type: cells like the scan, and types of which
+/// three blocks of two arrays, or two of three, still fit a multiprocessor with the maps of the
+/// cluster, without a spill (complex128 has some).
+template <class Cell, class T>
+inline constexpr bool has_clusters =
+    Cell::step_is_input && Cell::state_is_output && Cell::inputs <= 2 && !kIsTraced<Cell> &&
+    sizeof(T) == sizeof(Acc<T>) && sizeof(T) <= 8;
+
+// --- between the blocks of a cluster -----------------------------------------------------------
+
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ int rank_in_cluster() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+/// Where another block has what lies at `address` here.
+__device__ __forceinline__ unsigned address_in(unsigned address, int rank) {
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n\t"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+/// Counts the bytes that arrive at a block. A phase ends when as many have arrived as were
+/// expected.
+struct Arrivals {
+  Word barrier;
+
+  __device__ __forceinline__ void init() {
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");
+  }
+  /// Once a phase, after the one before it has ended. Some may have arrived already.
+  __device__ __forceinline__ void expect(unsigned bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+        "r"(bytes)
+        : "memory");
+  }
+  /// Until phase number `phase` has ended. No waiting thread may be two phases behind.
+  __device__ __forceinline__ void await(unsigned phase) const {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred ended;\n\t"
+        "again:\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n\t"
+        "@!ended bra again;\n\t"
+        "}" ::"r"(shared_address(&barrier)),
+        "r"(phase & 1)
+        : "memory");
+  }
+};
+
+/// Stores `value` at `place` of the block `rank`, whose `arrivals` hears of it.
+template <class V>
+__device__ __forceinline__ void tell(int rank, V* place, const V& value, Arrivals* arrivals) {
+  const unsigned to = address_in(shared_address(place), rank);
+  const unsigned barrier = address_in(shared_address(&arrivals->barrier), rank);
+  if constexpr (sizeof(V) == sizeof(unsigned)) {
+    unsigned word;
+    memcpy(&word, &value, sizeof(word));
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+        "r"(word), "r"(barrier)
+        : "memory");
+  } else {
+    Word word[sizeof(V) / sizeof(Word)];
+    memcpy(word, &value, sizeof(word));
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(V) / sizeof(Word)); ++i) {
+      asm volatile(
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+              to + i * static_cast<int>(sizeof(Word))),
+          "l"(word[i]), "r"(barrier)
+          : "memory");
+    }
+  }
+}
+#endif
+
+// --- the kernel --------------------------------------------------------------------------------
+
+template <class P>
+struct ClusterShared {
+  using A = Acc<typename P::Type>;
+  static constexpr int width = P::band_vectors * P::width;  // channels of a tile
+  static constexpr int most_parts = kMostClusterLevels * kGroups;
+  Affine<A> band[2][kWarps][width];
+  /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
+  /// of what precedes the cluster, groups of children as in run_rows.
+  union {
+    Affine<A> earlier[2][kRadix - 1][width];
+    Affine<A> part[most_parts][width];
+  };
+  A enter[2][width];  // the state before the cluster
+  unsigned ticket, passed;
+#if __CUDA_ARCH__ >= 900
+  Arrivals maps_arrived[2], enter_arrived[2], ticket_arrived, passed_arrived;
+#endif
+  __device__ ClusterShared() {}
+};
+
+/// Args as for run_rows<..., kWhole>, but a ticket is a cluster's: fan_log2 is kRadixLog2, nodes
+/// are those of clusters, (tile_items / kRadix, groups, lanes), and levels those above them, none
+/// if a sequence is one cluster's.
+template <class Cell, class T, bool kBackward>
+__global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks()))
+    run_clusters(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
+#if __CUDA_ARCH__ >= 900
+  using P = RowPass<Cell, kBackward, T>;
+  static_assert(has_clusters<Cell, T> && !P::recomputes && !P::has_late);
+  const Args& g = known<P, true>(args);
+  using A = Acc<T>;
+  constexpr int W = P::width;
+  using R = Lanes<T, W>;
+  constexpr int width = ClusterShared<P>::width, across = P::band_vectors;
+  static_assert(width <= kWarp);
+  constexpr int rows = kThreads / across * P::leaf;
+  constexpr Index kWords = Node<A>::words;
+
+  extern __shared__ __align__(128) char slots[];
+  __shared__ ClusterShared<P> shared;
+
+  const Team team(g);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int rank = rank_in_cluster();
+  constexpr int kLast = kClusterBlocks - 1;
+  const bool asks = rank == 0 && threadIdx.x == kThreads - kWarp;
+  const bool has_channel = lane < width;
+  const unsigned tickets =
+      static_cast<unsigned>(g.tile_items / kClusterBlocks) * static_cast<unsigned>(g.groups);
+  const bool ascending = kBackward == g.reverse;
+  const int first_row =
+      (ascending ? warp : kWarps - 1 - warp) * P::band_leaves * P::leaf + lane / P::band_vectors;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      shared.maps_arrived[i].init();
+      shared.enter_arrived[i].init();
+    }
+    shared.ticket_arrived.init();
+    shared.passed_arrived.init();
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    shared.ticket_arrived.expect(sizeof(shared.ticket));
+  }
+  sync_cluster();
+  await_clearing();
+  const auto tell_ticket = [&](unsigned ticket) {
+#pragma unroll
+    for (int to = 0; to < kClusterBlocks; ++to) {
+      tell(to, &shared.ticket, ticket, &shared.ticket_arrived);
+    }
+  };
+  const auto stage = [&](const Tile& t) {
+#pragma unroll
+    for (int s = 0; s < P::slots; ++s) {
+      stage_whole<P, P::band_leaves>(staged_array<P>(g, s), t, t.group * width, first_row,
+                                     slots + s * P::slot_bytes(P::leaf));
+    }
+    end_copies();
+  };
+
+  if (asks) tell_ticket(atomicAdd(g.ticket, 1u));
+  shared.ticket_arrived.await(0);
+  unsigned ticket = shared.ticket;
+  Tile t;
+  if (ticket < tickets) {
+    t = tile_of<kBackward>(g, ticket, rows, rank);
+    stage(t);
+  }
+  for (unsigned round = 0; ticket < tickets; ++round) {
+    const unsigned half = round % 2, phase = round / 2;
+    if (threadIdx.x == 0) {
+      shared.ticket_arrived.expect(sizeof(shared.ticket));
+      if (rank == 0) {
+        shared.passed_arrived.expect(sizeof(shared.passed));
+      } else {
+        shared.maps_arrived[half].expect(rank * sizeof(shared.earlier[0][0]));
+        shared.enter_arrived[half].expect(sizeof(shared.enter[0]));
+      }
+    }
+    const Index channel0 = t.group * width;
+    A enter = Constant<A>::of(0);
+    if (rank == 0 && has_channel) enter = load_state<T>(g.enter, t.sequence, channel0 + lane);
+    RowLeaf<P, T> leaf(g, t, cell, slots, nullptr, channel0, rows, team);
+    leaf.valid = (1u << P::leaf) - 1;
+    leaf.channels = W;
+    if constexpr (kBackward) {
+      leaf.entry_gain = Constant<R>::of(1);
+      leaf.next_state = Constant<R>::of(0);
+      leaf.take_neighbours(true);
+    }
+    await_groups<0>();
+    if constexpr (kBackward) {  // which reads a neighbour's rows, and only until the next barrier
+      __syncthreads();
+      leaf.take_neighbours(false);
+      leaf.take_next_state();
+    } else {
+      __syncwarp();
+    }
+
+    // --- the maps of leaves, bands, the tile ---
+    Affine<A> map[W];
+    bool cut = false;
+#pragma unroll
+    for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
+    leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
+    scan_lanes(map, cut, lane, across, kWarp, false);
+    auto& band = shared.band[half];
+#pragma unroll
+    for (int v = 0; v < W; ++v) {
+      if (lane + across >= kWarp) band[warp][leaf.column * W + v] = map[v];
+      map[v] = shuffle_up(map[v], across);
+      if (lane < across) map[v] = identity<Affine<A>>();
+    }
+    __syncthreads();
+
+    // --- between tiles: the last block publishes, the first one fetches ---
+    const Index cluster = t.number / kClusterBlocks;
+    const Index stride = g.groups * width * kWords;
+    Word* const nodes =
+        g.nodes + ((t.first_item / kClusterBlocks * g.groups + t.group) * width + lane) * kWords;
+    auto& earlier = shared.earlier[half];
+    /// The product of the maps of tiles [first, end) of the cluster.
+    const auto product_of = [&](int first, int end) {
+      Affine<A> all = earlier[first][lane];
+#pragma unroll
+      for (int i = 1; i < kAhead; ++i) {
+        if (first + i < end) all = merge(all, earlier[first + i][lane]);
+      }
+      return all;
+    };
+    if (warp == 0 && has_channel) {
+      Affine<A> own[kWarps];
+#pragma unroll
+      for (int b = 0; b < kWarps; ++b) own[b] = band[b][lane];
+#pragma unroll
+      for (int by = 1; by < kWarps; by *= 2) {
+#pragma unroll
+        for (int b = 0; b < kWarps; b += 2 * by) own[b] = merge(own[b], own[b + by]);
+      }
+#pragma unroll
+      for (int to = 1; to < kClusterBlocks; ++to) {
+        if (to > rank) tell(to, &earlier[rank][lane], own[0], &shared.maps_arrived[half]);
+      }
+      if (rank == kLast) {
+        shared.maps_arrived[half].await(phase);
+        if (g.levels > 0) {
+          Segment<A> node{merge(merge(product_of(0, kAhead), product_of(kAhead, kLast)), own[0]),
+                          false};
+          for (int level = 0; digit_of(cluster, level) == kRadix - 1; ++level) {
+            node = merge(await_level<A, false>(nodes, stride, cluster, level), node);
+          }
+          Node<A>::publish(nodes + cluster * stride, node);
+        }
+        if (lane == 0) tell(0, &shared.passed, 0u, &shared.passed_arrived);
+      }
+    }
+    A run = enter;
+    if (rank == 0) {
+      if (g.levels > 0 && cluster > 0) {
+        // The warp that sends maps fetches last, if at all.
+        for (int part = kWarps - 1 - warp; part < g.levels * kGroups; part += kWarps) {
+          const int level = part / kGroups, first = part % kGroups * kAhead;
+          if (digit_of(cluster, level) <= first || !has_channel) continue;
+          shared.part[part][lane] = await_group<A, false>(nodes, stride, cluster, level, first).map;
+        }
+        __syncthreads();
+        for (int level = g.levels - 1; level >= 0; --level) {
+          const int digit = digit_of(cluster, level);
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            if (digit <= group * kAhead || !has_channel) break;
+            run = apply(shared.part[level * kGroups + group][lane], run);
+          }
+        }
+      }
+      unsigned next = 0;
+      if (asks) next = atomicAdd(g.ticket, 1u);
+      for (int to = warp; to < kClusterBlocks; to += kWarps) {
+        if (to > 0 && has_channel) {
+          tell(to, &shared.enter[half][lane], run, &shared.enter_arrived[half]);
+        }
+      }
+      if (asks) {
+        shared.passed_arrived.await(round);
+        tell_ticket(next);
+      }
+      __syncwarp();
+    } else {
+      shared.maps_arrived[half].await(phase);
+      const int here = has_channel ? lane : 0;
+      Affine<A> before[kGroups];
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (rank > group * kAhead && has_channel) before[group] = product_of(group * kAhead, rank);
+      }
+      shared.enter_arrived[half].await(phase);
+      run = shared.enter[half][here];
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (rank > group * kAhead && has_channel) run = apply(before[group], run);
+      }
+    }
+
+    // --- finish ---
+    for (int b = 0; b < warp; ++b) {
+      if (has_channel) run = apply(band[b][lane], run);
+    }
+    R state;
+#pragma unroll
+    for (int v = 0; v < W; ++v) {
+      state.lane[v] = apply(map[v], shuffle(run, leaf.column * W + v));
+    }
+    R leave;
+    leaf.template finish<RowMode::plain_direct>(state, leave);
+    if (leaf.last_step() >= 0) {
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        store_state<T>(g.leave, t.sequence, leaf.channel + v, leave.lane[v]);
+      }
+    }
+
+    // --- the next tile ---
+    shared.ticket_arrived.await(round + 1);
+    ticket = shared.ticket;
+    __syncwarp();
+    if (ticket < tickets) {
+      t = tile_of<kBackward>(g, ticket, rows, rank);
+      stage(t);
+    }
+  }
+#endif
+}
+
+}  // namespace scanrnn::cuda
