@@ -28,20 +28,40 @@
 // waited for, so no message reaches a block that has ended.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/rows.cuh"
+#include "scanrnn/core/cells/scan.hpp"
+
+// Compiled for the devices that are_clusters_best chooses; for others the kernel is empty.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 == 9
+#define SCANRNN_HAS_CLUSTERS 1
+#else
+#define SCANRNN_HAS_CLUSTERS 0
+#endif
 
 namespace scanrnn::cuda {
 
 /// Blocks of a cluster.
 inline constexpr int kClusterBlocks = kRadix;
 
-/// Whether a cell has a kernel for clusters in a type: cells like the scan, and types of which
-/// three blocks of two arrays, or two of three, still fit a multiprocessor with the maps of the
-/// cluster, without a spill (complex128 has some).
-template <class Cell, class T>
+/// Whether a pass has a kernel for clusters: the scan's, in types that three blocks have registers
+/// for without a spill (complex128, and backward float64, do spill).
+template <class Cell, class T, bool kBackward>
 inline constexpr bool has_clusters =
-    Cell::step_is_input && Cell::state_is_output && Cell::inputs <= 2 && !kIsTraced<Cell> &&
-    sizeof(T) == sizeof(Acc<T>) && sizeof(T) <= 8;
+    std::is_same_v<Cell, ScanCell> && sizeof(T) == sizeof(Acc<T>) && sizeof(T) <= 8 &&
+    !(kBackward && std::is_same_v<T, double>);
+
+template <class P>
+struct ClusterPass {
+  /// Arrays that are staged: backward, states wait in registers while the state before a tile is
+  /// still unknown, and so a third block finds room.
+  static constexpr int slots = P::slots - (P::reads_states ? 1 : 0);
+  static_assert(!P::reads_states || P::states_slot == slots);
+  static constexpr int staged_bytes = slots * P::slot_bytes(P::leaf);
+  /// Blocks that a multiprocessor holds.
+  static constexpr int blocks = 224 * 1024 / (staged_bytes + 8 * 1024);
+};
 
 // --- between the blocks of a cluster -----------------------------------------------------------
 
@@ -49,7 +69,7 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-#if __CUDA_ARCH__ >= 900
+#if SCANRNN_HAS_CLUSTERS
 __device__ __forceinline__ int rank_in_cluster() {
   unsigned rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -58,7 +78,7 @@ __device__ __forceinline__ int rank_in_cluster() {
 /// Where another block has what lies at `address` here.
 __device__ __forceinline__ unsigned address_in(unsigned address, int rank) {
   unsigned there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
 __device__ __forceinline__ void sync_cluster() {
@@ -140,21 +160,110 @@ struct ClusterShared {
   };
   A enter[2][width];  // the state before the cluster
   unsigned ticket, passed;
-#if __CUDA_ARCH__ >= 900
+  Tile tile[kWarps];  // backward, where registers are few; warps get there apart
+#if SCANRNN_HAS_CLUSTERS
   Arrivals maps_arrived[2], enter_arrived[2], ticket_arrived, passed_arrived;
 #endif
   __device__ ClusterShared() {}
+};
+
+/// Backward: the states before the steps of a leaf, fetched while the adjoint that the leaf starts
+/// from is still unknown.
+template <class P, bool = P::reads_states>
+struct LeafStates {
+  template <class Leaf>
+  __device__ __forceinline__ void prefetch(const Leaf&) {}
+  template <class Leaf>
+  __device__ __forceinline__ void load(const Leaf&) {}
+};
+template <class P>
+struct LeafStates<P, true> {
+  using T = typename P::Type;
+  using R = Lanes<T, P::width>;
+  static constexpr int kLeaf = P::leaf, W = P::width;
+  /// Those that there are registers for while the adjoint is awaited.
+  static constexpr int kEarly = sizeof(T) == 8 ? kLeaf - 1 : kLeaf;
+  Vector<T, W> before[kLeaf];
+
+  /// Into the L2 cache.
+  template <class Leaf>
+  __device__ __forceinline__ void prefetch(const Leaf& leaf) {
+    each<0, kLeaf>(leaf,
+                   [](int, const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); });
+  }
+  template <class Leaf>
+  __device__ __forceinline__ void load(const Leaf& leaf) {
+    load_some<0, kEarly>(leaf);
+  }
+  /// As RowLeaf::finish.
+  template <class Leaf>
+  __device__ __forceinline__ void finish(const Leaf& leaf, R& state, R& leave) {
+    load_some<kEarly, kLeaf>(leaf);
+    R gain = leaf.entry_gain;
+    char* din_at[P::inputs];
+    Index din_step[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      din_at[k] = leaf.address_of(leaf.g.din[k]);
+      din_step[k] = opaque(leaf.step_of(leaf.g.din[k]));
+    }
+#pragma unroll
+    for (int i = 0; i < kLeaf; ++i) {
+      R in[P::inputs], dy, before_step, din[P::inputs];
+      leaf.template read_inputs<RowMode::plain_direct>(P::Cell::backward_inputs, i, in);
+      leaf.template read<RowMode::plain_direct>(P::dy_slot, i, dy);
+      widen<T>(before[i], before_step.lane);
+      leaf.advance(state, gain, dy, false);
+      gain = leaf.cell.gain(in);
+      leaf.cell.pullback(in, before_step, before_step, dy, state, din);
+#pragma unroll
+      for (int k = 0; k < P::inputs; ++k) {
+        if (leaf.g.din[k].data != nullptr) store_streaming(din_at[k], narrow<T>(din[k].lane));
+        din_at[k] = opaque(din_at[k] + din_step[k]);
+      }
+    }
+    leave = product(gain, state);
+  }
+
+ private:
+  /// The state before a step is the one after the next step of the pass.
+  template <int kFirst, int kEnd, class Leaf, class F>
+  static __device__ __forceinline__ void each(const Leaf& leaf, F&& fetch) {
+    const Steps& s = leaf.g.states;
+    if (s.data == nullptr) return;
+    const Index step = opaque(leaf.step_of(s));
+    const char* at = leaf.address_of(s) + kFirst * step;
+#pragma unroll
+    for (int i = kFirst; i < kEnd; ++i) {
+      at = opaque(at + step);
+      if (i + 1 < kLeaf || leaf.t.in_sequence(leaf.row(kLeaf))) fetch(i, at);
+    }
+  }
+  template <int kFirst, int kEnd, class Leaf>
+  __device__ __forceinline__ void load_some(const Leaf& leaf) {
+#pragma unroll
+    for (int i = kFirst; i < kEnd; ++i) before[i] = {};
+    each<kFirst, kEnd>(leaf, [&](int i, const char* at) { before[i] = load_streaming<T, W>(at); });
+    if constexpr (kFirst < kEnd && kEnd == kLeaf) {
+      if (leaf.t.in_sequence(leaf.row(kLeaf))) return;
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        before[kLeaf - 1].element[v] =
+            Element<T>::narrow(load_state<T>(leaf.g.initial, leaf.t.sequence, leaf.channel + v));
+      }
+    }
+  }
 };
 
 /// Args as for run_rows<..., kWhole>, but a ticket is a cluster's: fan_log2 is kRadixLog2, nodes
 /// are those of clusters, (tile_items / kRadix, groups, lanes), and levels those above them, none
 /// if a sequence is one cluster's.
 template <class Cell, class T, bool kBackward>
-__global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks()))
+__global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward, T>>::blocks))
     run_clusters(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
-#if __CUDA_ARCH__ >= 900
+#if SCANRNN_HAS_CLUSTERS
   using P = RowPass<Cell, kBackward, T>;
-  static_assert(has_clusters<Cell, T> && !P::recomputes && !P::has_late);
+  static_assert(has_clusters<Cell, T, kBackward> && !P::recomputes && !P::has_late);
   const Args& g = known<P, true>(args);
   using A = Acc<T>;
   constexpr int W = P::width;
@@ -199,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   };
   const auto stage = [&](const Tile& t) {
 #pragma unroll
-    for (int s = 0; s < P::slots; ++s) {
+    for (int s = 0; s < ClusterPass<P>::slots; ++s) {
       stage_whole<P, P::band_leaves>(staged_array<P>(g, s), t, t.group * width, first_row,
                                      slots + s * P::slot_bytes(P::leaf));
     }
@@ -209,11 +318,19 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   if (asks) tell_ticket(atomicAdd(g.ticket, 1u));
   shared.ticket_arrived.await(0);
   unsigned ticket = shared.ticket;
-  Tile t;
-  if (ticket < tickets) {
-    t = tile_of<kBackward>(g, ticket, rows, rank);
-    stage(t);
-  }
+  Tile own_tile;
+  const Tile& t = kBackward ? shared.tile[warp] : own_tile;
+  const auto begin = [&] {
+    const Tile next = whole_tile_of<kBackward>(g, ticket, rows, rank);
+    stage(next);
+    if constexpr (kBackward) {
+      if (lane == 0) shared.tile[warp] = next;
+      __syncwarp();
+    } else {
+      own_tile = next;
+    }
+  };
+  if (ticket < tickets) begin();
   for (unsigned round = 0; ticket < tickets; ++round) {
     const unsigned half = round % 2, phase = round / 2;
     if (threadIdx.x == 0) {
@@ -233,14 +350,12 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     leaf.channels = W;
     if constexpr (kBackward) {
       leaf.entry_gain = Constant<R>::of(1);
-      leaf.next_state = Constant<R>::of(0);
       leaf.take_neighbours(true);
     }
     await_groups<0>();
-    if constexpr (kBackward) {  // which reads a neighbour's rows, and only until the next barrier
+    if constexpr (kBackward) {  // which reads a neighbour's row, and only until the next barrier
       __syncthreads();
       leaf.take_neighbours(false);
-      leaf.take_next_state();
     } else {
       __syncwarp();
     }
@@ -260,6 +375,9 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       if (lane < across) map[v] = identity<Affine<A>>();
     }
     __syncthreads();
+
+    LeafStates<P> states;
+    states.prefetch(leaf);
 
     // --- between tiles: the last block publishes, the first one fetches ---
     const Index cluster = t.number / kClusterBlocks;
@@ -333,6 +451,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         tell_ticket(next);
       }
       __syncwarp();
+      states.load(leaf);
     } else {
       shared.maps_arrived[half].await(phase);
       const int here = has_channel ? lane : 0;
@@ -341,6 +460,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       for (int group = 0; group < kGroups; ++group) {
         if (rank > group * kAhead && has_channel) before[group] = product_of(group * kAhead, rank);
       }
+      states.load(leaf);
       shared.enter_arrived[half].await(phase);
       run = shared.enter[half][here];
 #pragma unroll
@@ -359,8 +479,12 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
       state.lane[v] = apply(map[v], shuffle(run, leaf.column * W + v));
     }
     R leave;
-    leaf.template finish<RowMode::plain_direct>(state, leave);
-    if (leaf.last_step() >= 0) {
+    if constexpr (kBackward) {
+      states.finish(leaf, state, leave);
+    } else {
+      leaf.template finish<RowMode::plain_direct>(state, leave);
+    }
+    if (t.is_last() && leaf.place == kThreads / across - 1) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         store_state<T>(g.leave, t.sequence, leaf.channel + v, leave.lane[v]);
@@ -371,10 +495,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     shared.ticket_arrived.await(round + 1);
     ticket = shared.ticket;
     __syncwarp();
-    if (ticket < tickets) {
-      t = tile_of<kBackward>(g, ticket, rows, rank);
-      stage(t);
-    }
+    if (ticket < tickets) begin();
   }
 #endif
 }

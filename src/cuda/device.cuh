@@ -208,6 +208,15 @@ __device__ __forceinline__ void store_streaming(char* global, const Vector<T, W>
   __stcs(reinterpret_cast<Raw<T, W>*>(global), raw);
 }
 
+/// What is read once.
+template <class T, int W>
+__device__ __forceinline__ Vector<T, W> load_streaming(const char* global) {
+  const Raw<T, W> raw = __ldcs(reinterpret_cast<const Raw<T, W>*>(global));
+  Vector<T, W> v;
+  memcpy(&v, &raw, sizeof(raw));
+  return v;
+}
+
 // --- a kernel behind another -------------------------------------------------------------------
 
 /// Lets the kernel behind this one start before this one ends.

@@ -130,6 +130,29 @@ __device__ __forceinline__ Tile tile_of(const Args& g, unsigned ticket, int rows
   return t;
 }
 
+/// The same where all tiles are whole: rows divide the steps of every sequence, and there is one in
+/// each row of the batch.
+template <bool kBackward>
+__device__ __forceinline__ Tile whole_tile_of(const Args& g, unsigned ticket, int rows,
+                                              int shared) {
+  const Quotient round = divide(ticket, g.by_round);
+  const Quotient place = divide(round.rest, g.by_groups);
+  Tile t;
+  t.number = (static_cast<Index>(round.quotient) << g.fan_log2) + shared;
+  t.sequence = t.row = place.quotient;
+  t.group = place.rest;
+  t.begin = 0;
+  t.length = g.time;
+  t.tiles = g.tiles;
+  t.first_item = t.sequence * g.tiles;
+  t.item = t.first_item + t.number;
+  t.step = (kBackward ? g.tiles - 1 - t.number : t.number) * rows;
+  t.position = g.reverse ? g.time - t.step - rows : t.step;
+  t.low = 0;
+  t.high = rows;
+  return t;
+}
+
 /// Whether the state is dropped before the step in row r.
 __device__ __forceinline__ bool is_reset(const Args& g, const Tile& t, int r) {
   return g.reset != nullptr &&

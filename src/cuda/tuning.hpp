@@ -62,7 +62,31 @@
 // 1,65536,512: more tiles on their way, each later. Copies and stores of rows by the bulk engine,
 // 128 bytes each: 0.73 to 0.86; stores of whole lines through shared memory 0.79; reads marked as
 // first to be evicted 0.80 at 4,262144,32 instead of 0.855; stores that stay in the caches 0.70.
-// Clusters were not tried. They would spare the first hop, 2 of the 5 us.
+//
+// Clusters (clusters.cuh) spare the first hop, and with blocks that stay, a block's start. What
+// counts with them is when a ticket is taken: a tile that can't begin yet holds up all behind it.
+// Forward, in a lean kernel; blocks that stay but for the second line:
+//
+//                                 1,2^20,64  4,262144,32  1,65536,512  8,2048,1024  16,8192,1024
+//   no clusters, as above           0.83       0.85         0.905        0.905         0.92
+//   eight blocks, gone after a tile 0.72       0.72         0.81         0.86          0.85
+//   ticket before the leaves        0.75       0.83         0.94         0.92          0.95
+//   once the cluster has its maps   0.70       0.83         0.94         0.93          0.955
+//   once it knows its state         0.905      0.92         0.95         0.93          0.96
+//   so, every block asks the tree   0.89       0.90         0.94         0.93          0.96
+//   so, nodes of eight clusters
+//   multiplied anew, 63 or 15 nodes 0.83, 0.85 0.87, 0.89   0.945        0.925         0.96
+//   so, four blocks                 0.89       0.92         0.95         0.905         0.95
+//   so, two or one, 63 nodes        0.77, 0.68 0.79         0.93, 0.88   0.91          0.94, 0.91
+//   waits for nobody, is wrong      0.96       0.95         0.94         0.93          0.95
+//
+// A tile stays 8.6 us at 1,2^20,64: copies 0.6, data 2.2, leaves 0.4, the cluster's maps 1.2, the
+// state before it 3.2, outputs 0.8, the ticket's rest 0.2. No more than 45 clusters run at once, 360
+// blocks of 396, and less may come to run: tickets shared out beforehand waited forever for a
+// cluster that had no room. One block a multiprocessor with a ring of three tiles, of which one
+// waits in registers as well, and warps that do nothing but ask the tree: 0.73, 0.81, 0.91, 0.85,
+// 0.89 with tickets, 0.92, 0.91, 0.915, 0.865, 0.85 with tiles shared out beforehand, which nothing
+// guarantees to end.
 //
 // Cells were another matter, bound by instructions: 110 to 310 an element where memory leaves time
 // for 80 to 250 at full issue (a scheduler issues 0.5 to 0.6 a cycle). Shares at 16,4096,512,

@@ -28,14 +28,14 @@ PassKernels pass_kernels() {
     k.whole = k.rows;
     k.whole.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
   }
-  if constexpr (has_clusters<Cell, T>) {
+  if constexpr (has_clusters<Cell, T, kBackward>) {
     k.clusters = {reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward>),
                   "clusters",
                   Rows::leaf,
                   kWarps,
                   Rows::vector_bytes,
-                  [](int, int leaf, int, int) { return Rows::staged_bytes(leaf); },
-                  Rows::blocks()};
+                  [](int, int, int, int) { return ClusterPass<Rows>::staged_bytes; },
+                  ClusterPass<Rows>::blocks};
   }
   k.columns = {reinterpret_cast<const void*>(&run_columns<Cell, T, kBackward>),
                "columns",
