@@ -326,7 +326,7 @@ Plan make_plan(const Problem& p, int device) {
     plan.kernel = &kernels.whole;
     plan.prepared = &prepared.whole;
     if (kernels.clusters.function != nullptr && forced == nullptr &&
-        are_clusters_best(Properties::of(device).major, g.tiles)) {
+        are_clusters_best(Properties::of(device).major, g.tiles, g.tile_items * g.groups)) {
       plan.clusters = &kernels.clusters;
     }
   }
@@ -334,7 +334,7 @@ Plan make_plan(const Problem& p, int device) {
   return plan;
 }
 
-// A device in sets of them. Those beyond the last bit are asked every time.
+// A device's bit in a set of devices. Those that have none are asked every time.
 std::uint64_t bit_of(int device) {
   return device < kMostDevices ? std::uint64_t{1} << device : std::uint64_t{0};
 }
@@ -389,7 +389,7 @@ bool holds_clusters(const Kernel& kernel, Prepared& prepared, int device) {
   return count > 0;
 }
 
-// Makes a plan of whole tiles one of clusters, which need no node for their own tiles and are as
+// Makes a plan of whole tiles one of clusters, which need no nodes for their own tiles and are as
 // many as run at a time.
 void use_clusters(Plan& plan, std::atomic<std::uint64_t>& prepared, int device) {
   Args& g = plan.args;

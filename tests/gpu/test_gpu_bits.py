@@ -121,8 +121,10 @@ def test_a_row_alone_has_the_bits_it_has_in_a_batch(device, T, D, layout, dtype)
 @pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_whole_tiles_have_the_bits_that_others_have(device, reverse, dtype):
-    """Calls without resets whose tiles are all whole have a kernel of their own."""
-    for B, T, D in ((2, 4096, 128), (1, 256 * 66, 64), (3, 256, 64)):
+    """Calls without resets whose tiles are all whole have a kernel of their own, and another one,
+    of clusters, where there are many tiles and eight or a multiple in every sequence."""
+    shapes = ((2, 4096, 128), (1, 256 * 66, 64), (3, 256, 64), (8, 2048, 256), (1, 256 * 72, 128))
+    for B, T, D in shapes:
         a, x, dh = (random(device, B, T, D, dtype=dtype, seed=i) * 0.4 for i in range(3))
         h0, dfinal = (random(device, B, D, dtype=dtype, seed=i) for i in (3, 4))
         wide = dfinal.to(ACCUMULATION[dtype])
