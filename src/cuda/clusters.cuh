@@ -164,7 +164,6 @@ struct ClusterShared {
 #if SCANRNN_HAS_CLUSTERS
   Arrivals maps_arrived[2], enter_arrived[2], ticket_arrived, passed_arrived;
 #endif
-  __device__ ClusterShared() {}
 };
 
 /// Backward: the states before the steps of a leaf, fetched while the adjoint that the leaf starts
