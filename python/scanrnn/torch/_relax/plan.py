@@ -24,11 +24,11 @@ BURN_IN = 48  # steps; weights as initialised forget to 5e-7 in 32 steps, to 1e-
 PROBE_STEPS = 128  # the first length of a probe
 PROBE_PLACES = 8  # at which it looks
 PROBE_SHARE = 0.04  # of the serial cost is what all of a probe may take
-TRIAL_SHARE = 0.06  # of the serial cost is what two passes may take that show that more don't pay
+TRIAL_SHARE = 0.08  # of the serial cost is what two passes may take that show that more don't pay
 EXTRA_SHARE = 0.08  # of the serial cost are what passes that were not planned may take
 GAIN = 1.4  # predicted speed-up below which the serial kernel runs
 TRIAL_PASSES = 5  # at most: of more and shorter ones, two tell too little
-CHUNKS = (8, 12, 16, 24, 32, 48, 64)  # of the longest sequence, where passes are the burn-in
+CHUNKS = range(8, 65)  # of the longest sequence, where passes are the burn-in
 WIDTHS = [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
 
 
