@@ -62,6 +62,8 @@ struct Tracer<Cell, A, W, true> {
       : to(cell.trace), g(args), t(tile), by(divided), place(place_), channel(channel_) {
     lane_levels = log2_of(by.band_leaves);
     warp_levels = log2_of(by.bands);
+    // Tiles that share a block have a level of their own below those of the nodes.
+    tile_levels = g.levels + g.fan_log2 / kRadixLog2;
   }
 
   /// The map of the thread's leaf.
@@ -116,7 +118,8 @@ struct Tracer<Cell, A, W, true> {
   __device__ void finish(const A (&state)[W]) const {
     for (int v = 0; v < W; ++v) {
       const Segment<A> all{{Constant<A>::of(0), state[v]}, true};
-      add(lane_levels + warp_levels + g.levels, place, place, place + 1, channel + v, &own[v], all);
+      add(lane_levels + warp_levels + tile_levels, place, place, place + 1, channel + v, &own[v],
+          all);
     }
   }
 
@@ -160,7 +163,7 @@ struct Tracer<Cell, A, W, true> {
   Division by;
   int place;
   Index channel;
-  int lane_levels, warp_levels;
+  int lane_levels, warp_levels, tile_levels;
   A own[W];
 };
 

@@ -466,9 +466,9 @@ def test_m01_the_other_device(two):
 def test_m02_devices_must_agree(cuda):
     x = torch.ones(2, 5, 3, device=cuda)
     cpu = torch.ones(2, 5, 3)
-    with pytest.raises(ValueError, match="a is on the CPU, expected cuda:0"):
+    with pytest.raises(ValueError, match="a is on device cpu, expected cuda:0"):
         srt.scan(cpu, x)
-    with pytest.raises(ValueError, match="a is on cuda:0, expected the CPU"):
+    with pytest.raises(ValueError, match="a is on device cuda:0, expected cpu"):
         srt.scan(x, cpu)
     with pytest.raises(ValueError, match="h0 is on device cpu, expected cuda:0"):
         srt.scan(x, x, torch.ones(2, 3))

@@ -159,7 +159,8 @@ def test_m01_a_graph_of_the_other_device():
         srt.scan(a, x, h0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # PyTorch's own stream for captures is one of the device that captured first.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(device=1)):
             h = srt.scan(a, x, h0)
     h.zero_()
     for _ in range(3):
@@ -183,7 +184,7 @@ def test_m01_layers(layer):
 def test_m01_arguments_on_two_devices():
     there = torch.ones(1, 50, 3, device=ONE)
     here = there.to("cuda:0")
-    with pytest.raises(ValueError, match="a is on cuda:0, expected cuda:1"):
+    with pytest.raises(ValueError, match="a is on device cuda:0, expected cuda:1"):
         srt.scan(here, there)
     with pytest.raises(ValueError, match="h0 is on device cuda:0, expected cuda:1"):
         srt.scan(there, there, here[:, 0])

@@ -548,6 +548,72 @@ def test_a_network_that_does_not_forget_is_noticed_by_the_probe(monkeypatch):
         plan.choose.cache_clear()
 
 
+@pytest.fixture
+def _rows_cost_little(monkeypatch):
+    """What rows take on an H200."""
+    monkeypatch.setitem(costs.MACHINES, "cpu", costs.MACHINES["cuda"])
+    for cached in (plan.choose, plan.choose_trial):
+        cached.cache_clear()
+    yield
+    for cached in (plan.choose, plan.choose_trial):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("_rows_cost_little")
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_network_that_forgets_slowly_is_relaxed_by_passes(recompute):
+    reference = network("LSTM", 5, 32, gate=3, dtype=torch.float32)
+    module = ours(reference, parallel=None, recompute=recompute)
+    x = sequences(reference, 12_000, 1)
+    want, first, again = (outcome(m, x, inputs=(x,)) for m in (reference, module, module))
+    report = module.last_report
+    assert (report.status, report.burn_in) == ("converged", 0)
+    assert 1 < report.passes <= 6
+    assert 1 < report.adjoint.passes <= 6
+    assert report.depth == report.passes * report.width < 12_000 / 2
+    assert_same(first, want, report.error_estimate, 1e-4)
+    assert all(torch.equal(a, b) for k in (0, 1) for a, b in zip(first[k], again[k]))  # noqa: B905
+
+
+@pytest.mark.usefixtures("_rows_cost_little")
+def test_passes_that_bring_nothing_together_end_after_two(monkeypatch):
+    """What they left right is kept, and the serial kernel goes on from there."""
+    monkeypatch.setattr(plan, "extrapolated", lambda *_: 1000)
+    reference = network("LSTM", 5, 32, gate=9, dtype=torch.float32)
+    module = ours(reference, parallel=None)
+    x = sequences(reference, 12_000, 1)
+    want, got = (outcome(m, x, inputs=(x,)) for m in (reference, module))
+    report = module.last_report
+    assert (report.status, report.passes) == ("fell_back", 2)
+    assert report.first_unconverged_step >= 2 * report.width > 0
+    assert_same(got, want, 1e-3, 1e-3)  # float32 itself is that far from float64
+    module(x)
+    assert (module.last_report.status, module.last_report.pause) == ("serial", True)
+
+
+def test_a_trial_costs_little():
+    kernel = Kernel("LSTM", 256, 256)
+
+    def trial(B, T, steps, grad=True, width=None):
+        args = B, T, B * T, "cuda", torch.float32, grad
+        return plan.choose_trial(kernel, *args, steps, width)
+
+    for grad in (False, True):
+        chosen = trial(1, 65280, 5000, grad)
+        serial = costs.run_us(kernel, 65280, 1, "cuda", torch.float32, grad, False)
+        assert chosen.trial
+        assert chosen.burn_in == 0
+        assert chosen.us < serial / 2
+        twice = 2 * chosen.pass_us(65280 // chosen.width, False)
+        if not grad:
+            twice -= costs.run_us(kernel, 2 * chosen.width, 1, "cuda", torch.float32, False, False)
+        assert twice <= plan.TRIAL_SHARE * serial
+    assert trial(1, 65280, 5000, width=3000).width == 3000
+    assert trial(1, 65280, 40_000) is None
+    assert trial(1, 64, 10) is None
+    assert trial(64, 65280, 5000) is None
+
+
 def test_where_relaxing_pays():
     def choice(kernel, B, T, device="cuda", grad=True, burn_in=48):
         return plan.choose(kernel, B, T, B * T, device, torch.float32, grad, burn_in)

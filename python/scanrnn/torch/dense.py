@@ -540,19 +540,18 @@ class _Run:
         if module.parallel is False or not sequences.batch:
             return None
 
+        call = (
+            kernel,
+            sequences.batch,
+            sequences.steps,
+            sequences.total,
+            x.device.type,
+            x.dtype,
+            torch.is_grad_enabled(),
+        )
+
         def choose(burn_in: int) -> Plan | None:
-            return plan.choose(
-                kernel,
-                sequences.batch,
-                sequences.steps,
-                sequences.total,
-                x.device.type,
-                x.dtype,
-                torch.is_grad_enabled(),
-                burn_in,
-                module.width,
-                force,
-            )
+            return plan.choose(*call, burn_in, module.width, force)
 
         burn_in = module.burn_in or history.burn_in
         if not burn_in and module.passes is not None:
@@ -568,17 +567,22 @@ class _Run:
                 "convergence; expected a fixed number of passes (passes=1, after a first call "
                 "outside the capture) or parallel=False"
             )
-        if not burn_in:
-            burn_in = self._probe(sequences, x, choose)
-            if not burn_in and not force:
+        if not burn_in and not history.slow:
+            self._probe(sequences, x, choose)
+            burn_in = history.burn_in
+        if not burn_in and not force:
+            slow = history.slow
+            trial = plan.choose_trial(*call, slow, module.width) if slow else None
+            if trial is None:
                 history.fail()
                 return None
+            return trial
         choice = choose(burn_in or plan.BURN_IN)
         if choice is None or module.burn_in:
             return choice
         return dataclasses.replace(choice, adjoint=history.adjoint)
 
-    def _probe(self, sequences: Sequences, x: Tensor, choose: Callable[[int], Plan | None]) -> int:
+    def _probe(self, sequences: Sequences, x: Tensor, choose: Callable[[int], Plan | None]) -> None:
         longest = plan.probe_steps(
             self.kernel, sequences.batch, sequences.steps, x, torch.is_grad_enabled()
         )
@@ -593,11 +597,11 @@ class _Run:
         with torch.no_grad():
             weights = self.kernel.flat(self.weights)
             tolerance = self._tolerance(x)
-            steps = plan.probe(self.kernel, windows, weights, longest, tolerance, choose)
-        if steps is None:
-            return 0
-        self.history.learn(steps)
-        return self.history.burn_in
+            found = plan.probe(self.kernel, windows, weights, longest, tolerance, choose)
+        if found is not None and found.seen:
+            self.history.learn(found.steps)
+        elif found is not None:
+            self.history.slow = found.steps
 
     def _tolerance(self, x: Tensor) -> float:
         return self.module.tol or costs.tolerance_of(x)

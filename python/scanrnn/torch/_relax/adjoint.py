@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from .forward import Call, Trace
 from .kernel import State
-from .plan import EXTRA_SHARE, Curve, split
+from .plan import Curve, split
 from .report import Report
 
 
@@ -160,14 +160,14 @@ class Adjoint:
         gaps, size = _read(missing, scale)
         gap = start_gap = float(gaps.max())
         last = math.inf
-        spent, budget = 0.0, EXTRA_SHARE * call.plan.serial_us
+        spent = 0.0
         while True:
             moved = np.nonzero(~(gaps <= call.adjoint_tolerance * size))[0]
             report._residual = gap / size
             if not len(moved) or not math.isfinite(gap):
                 break
             spent += call.plan.pass_us(len(moved), True)
-            if spent > budget or (gap > 0.5 * last and len(moved) > 1):
+            if spent > call.plan.extra_us or (gap > 0.5 * last and len(moved) > 1):
                 chunk = int(self.layout.chunk[moved].max())
                 more = self._serially(missing, chunk)
                 first = tuple(a + b for a, b in zip(first, more, strict=True))

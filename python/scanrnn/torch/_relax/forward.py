@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .kernel import Kernel, State
-from .plan import EXTRA_SHARE, Curve, History, Plan, decayed, split
+from .plan import Curve, History, Plan, decayed, split
 from .report import Report
 from .rows import Layout
 
@@ -195,8 +195,7 @@ class Call:
         read = torch.cat(parts).double().cpu().numpy()
         gaps, size, curve = read[:rows], float(read[rows]), read[rows + 1 :]
 
-        spent, budget = 0.0, EXTRA_SHARE * self.plan.serial_us
-        contraction = 0.0
+        spent = contraction = 0.0
         while True:
             moved = np.nonzero(~(gaps <= self.tolerance))[0]
             if not len(moved):
@@ -208,7 +207,7 @@ class Call:
                 moved = moved[:0]
                 break
             hopeless = stalled and len(moved) > 1
-            if not math.isfinite(widest) or hopeless or spent > budget:
+            if not math.isfinite(widest) or hopeless or spent > self.plan.extra_us:
                 break
             self.trace = None
             index = torch.from_numpy(moved).to(x.device)
@@ -249,7 +248,7 @@ class Call:
                 needed = min(most, 2 * burn_in, steps)
         report._amplification = growth / (1 - min(contraction, 0.9))
         report._rounding *= growth / (1 - min(contraction ** (1 / w), 0.99))
-        if converged:
+        if converged and not self.plan.trial:
             self.history.learn(needed, bound=bound)
 
     def _keep(self, moved: NDArrayInt, gaps: Curve, contraction: float) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +24,11 @@ BURN_IN = 48  # steps; weights as initialised forget to 5e-7 in 32 steps, to 1e-
 PROBE_STEPS = 128  # the first length of a probe
 PROBE_PLACES = 8  # at which it looks
 PROBE_SHARE = 0.04  # of the serial cost is what all of a probe may take
-SURE = (
-    0.1  # of the serial cost is what may be spent on a burn-in that a probe did not see the end of
-)
+TRIAL_SHARE = 0.08  # of the serial cost is what two passes may take that show that more don't pay
 EXTRA_SHARE = 0.08  # of the serial cost are what passes that were not planned may take
 GAIN = 1.4  # predicted speed-up below which the serial kernel runs
+TRIAL_PASSES = 5  # at most: of more and shorter ones, two tell too little
+CHUNKS = range(8, 65)  # of the longest sequence, where passes are the burn-in
 WIDTHS = [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
 
 
@@ -41,6 +42,7 @@ class History:
         burn_in: what was chosen from that; changed only where it no longer fits, so that repeated
             calls keep the bits of their results.
         adjoint: the same for cotangents, where they needed more than states.
+        slow: steps that states may take to agree, if a probe did not see them do so, else 0.
         pause: calls to run serially before the next probe.
         failures: probes and calls in a row that did not converge.
     """
@@ -48,6 +50,7 @@ class History:
     needed: int | None = None
     burn_in: int = 0
     adjoint: int = 0
+    slow: int = 0
     pause: int = 0
     failures: int = 0
 
@@ -63,7 +66,7 @@ class History:
 
     def fail(self) -> None:
         """It did not converge: run serially for a while, longer each time."""
-        self.needed, self.burn_in, self.adjoint = None, 0, 0
+        self.needed, self.burn_in, self.adjoint, self.slow = None, 0, 0, 0
         self.failures += 1
         self.pause = min(2**self.failures, 64)
 
@@ -83,6 +86,7 @@ class Plan:
         us: predicted time of the relaxation.
         adjoint: the burn-in of the backward pass, if that is longer. Kept from the forward pass on,
             so that backward again gives the same bits.
+        trial: there is no burn-in, and passes go on for as long as they bring states together.
     """
 
     kernel: Kernel
@@ -93,6 +97,12 @@ class Plan:
     serial_us: float
     us: float
     adjoint: int = 0
+    trial: bool = False
+
+    @property
+    def extra_us(self) -> float:
+        """What passes may take that were not planned."""
+        return math.inf if self.trial else EXTRA_SHARE * self.serial_us
 
     def pass_us(self, rows: int, grad: bool) -> float:
         """Predicted time of a pass over that many chunks."""
@@ -180,6 +190,52 @@ def choose(
     )
 
 
+@lru_cache(maxsize=4096)
+def choose_trial(
+    kernel: Kernel,
+    sequences: int,
+    longest: int,
+    total: int,
+    device_type: str,
+    dtype: torch.dtype,
+    grad: bool,
+    steps: int,
+    width: int | None = None,
+) -> Plan | None:
+    """The chunks for a network that is thought to forget after so many steps, or None.
+
+    That many are too many to rely on: where they are not enough, a burn-in is lost. Passes over
+    wide chunks are not. Each leaves one more chunk right, and two of them tell how fast states come
+    together: then they go on, or the serial kernel does from there. Arguments are those of
+    `choose`, with the burn-in that would be needed.
+    """
+
+    def run(steps: float, rows: float, grad: bool, many: bool) -> float:
+        return costs.run_us(kernel, steps, rows, device_type, dtype, grad, many)
+
+    serial = run(longest, total / longest, grad, False)
+    around = sum(costs.machine(device_type).relaxation[: 1 + grad])
+    best = None
+    for w in [width] if width else [longest // n for n in CHUNKS if n <= longest]:
+        passes = 2 + math.ceil(steps / w)  # the last shows that nothing moves any more
+        one = run(w, total / w, False, True)
+        us = around + passes * one
+        if grad:
+            us += (passes - 1) * run(w, total / w, True, True)
+        if rest := longest % w:
+            us += run(rest, sequences, grad, False)
+        trial = 2 * one - (0 if grad else run(2 * w, sequences, False, False))
+        fits = (
+            2 * w <= longest
+            and passes <= TRIAL_PASSES
+            and us * GAIN <= serial
+            and trial <= TRIAL_SHARE * serial
+        )
+        if fits and (best is None or us < best.us):
+            best = Plan(kernel, w, 0, device_type, dtype, serial, us, trial=True)
+    return best
+
+
 def decayed(curve: Curve, tolerance: float) -> int | None:
     """Steps after which a difference stays within the tolerance; None if it doesn't."""
     above = np.nonzero(~(curve <= tolerance))[0]
@@ -189,17 +245,24 @@ def decayed(curve: Curve, tolerance: float) -> int | None:
 
 
 def extrapolated(curve: Curve, tolerance: float) -> int | None:
-    """The same for a difference that has clearly begun to decay; None if it has not.
+    """The same for a difference that has begun to decay; None if it has not.
 
     Fits a line to the logarithms of the second half.
     """
     half = curve[len(curve) // 2 :]
-    if not np.isfinite(curve).all() or half[-1] <= 0 or half[-1] > 0.03 * curve.max():
+    if not np.isfinite(curve).all() or half[-1] <= 0 or half[-1] > 0.5 * curve.max():
         return None
     slope = np.polyfit(np.arange(len(half)), np.log(np.maximum(half, 1e-300)), 1)[0]
     if slope >= 0:
         return None
     return len(curve) + math.ceil(math.log(tolerance / float(half[-1])) / float(slope))
+
+
+class Probe(NamedTuple):
+    """Steps after which states agree, and whether that was seen or is a guess from their decay."""
+
+    steps: int
+    seen: bool
 
 
 def probe(
@@ -209,7 +272,7 @@ def probe(
     longest: int,
     tolerance: float,
     choose: Callable[[int], Plan | None],
-) -> int | None:
+) -> Probe | None:
     """Steps after which runs from different states agree, as seen at some places.
 
     Two runs, from zero and from an arbitrary state, see the same inputs. It takes twice as long
@@ -224,7 +287,7 @@ def probe(
         choose: the plan for a burn-in of so many steps, None if that doesn't pay.
 
     Returns:
-        The number of steps, or None if the network does not forget soon enough.
+        The number of steps, or None if the network does not seem to forget.
     """
     done, length = 0, min(PROBE_STEPS, longest)
     differences: list[Tensor] = []
@@ -245,10 +308,9 @@ def probe(
         curve = torch.cat(differences).double().cpu().numpy()
         steps = decayed(curve, tolerance)
         if steps is not None:
-            return steps
+            return Probe(steps, True)
         done, length = length, min(2 * length, longest)
         if choose(done) is None or not np.isfinite(curve[-1]):
             return None
     steps = extrapolated(curve, tolerance) if len(curve) else None
-    plan = None if steps is None else choose(steps)
-    return steps if plan is not None and plan.us <= SURE * plan.serial_us else None
+    return None if steps is None else Probe(steps, False)

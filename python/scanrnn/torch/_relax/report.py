@@ -33,7 +33,8 @@ class Report:
             as rounding, if a further pass left it as it was and no tolerance was asked for.
         width: steps of a chunk.
         chunks: number of chunks, over all sequences.
-        burn_in: steps that gave the first estimate of a start state.
+        burn_in: steps that gave the first estimate of a start state; 0 for a network that forgets
+            so slowly that passes over wide chunks took their place.
         depth: steps that followed one another, of all runs: the serial kernel has T.
         adjoint: the same for the backward pass, once it has been.
         layers: reports of every layer and direction, in the order of the final states, of which
