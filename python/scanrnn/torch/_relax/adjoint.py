@@ -167,7 +167,8 @@ class Adjoint:
             if not len(moved) or not math.isfinite(gap):
                 break
             spent += call.plan.pass_us(len(moved), True)
-            if spent > call.plan.extra_us or (gap > 0.5 * last and len(moved) > 1):
+            stalled = call.plan.stalls(report.passes, gap / last) and len(moved) > 1
+            if spent > call.plan.extra_us or stalled:
                 chunk = int(self.layout.chunk[moved].max())
                 more = self._serially(missing, chunk)
                 first = tuple(a + b for a, b in zip(first, more, strict=True))

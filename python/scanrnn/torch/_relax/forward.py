@@ -202,7 +202,7 @@ class Call:
                 break
             widest = float(gaps[moved].max())
             spent += self.plan.pass_us(len(moved), False)
-            stalled = report.passes > 1 and contraction > 0.5
+            stalled = report.passes > 1 and self.plan.stalls(report.passes, contraction)
             if stalled and widest <= self.rounding * self.tolerance:
                 moved = moved[:0]
                 break

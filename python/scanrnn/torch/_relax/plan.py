@@ -24,10 +24,11 @@ BURN_IN = 48  # steps; weights as initialised forget to 5e-7 in 32 steps, to 1e-
 PROBE_STEPS = 128  # the first length of a probe
 PROBE_PLACES = 8  # at which it looks
 PROBE_SHARE = 0.04  # of the serial cost is what all of a probe may take
-TRIAL_SHARE = 0.08  # of the serial cost is what two passes may take that show that more don't pay
+TRIAL_SHARE = 0.06  # of the serial cost is what two passes may take that show that more don't pay
 EXTRA_SHARE = 0.08  # of the serial cost are what passes that were not planned may take
 GAIN = 1.4  # predicted speed-up below which the serial kernel runs
-TRIAL_PASSES = 5  # at most: of more and shorter ones, two tell too little
+TRIAL_PASSES = 6  # at most: of more and shorter ones, two tell too little
+TRIAL_STEPS = 4  # times what a probe saw, at most, are thought to be needed
 CHUNKS = range(8, 65)  # of the longest sequence, where passes are the burn-in
 WIDTHS = [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
 
@@ -103,6 +104,13 @@ class Plan:
     def extra_us(self) -> float:
         """What passes may take that were not planned."""
         return math.inf if self.trial else EXTRA_SHARE * self.serial_us
+
+    def stalls(self, passes: int, contraction: float) -> bool:
+        """Whether the last pass brought too little together.
+
+        A network that forgets slowly begins slowly, too.
+        """
+        return contraction > (0.8 if self.trial and passes == 2 else 0.5)
 
     def pass_us(self, rows: int, grad: bool) -> float:
         """Predicted time of a pass over that many chunks."""
@@ -247,7 +255,8 @@ def decayed(curve: Curve, tolerance: float) -> int | None:
 def extrapolated(curve: Curve, tolerance: float) -> int | None:
     """The same for a difference that has begun to decay; None if it has not.
 
-    Fits a line to the logarithms of the second half.
+    Fits a line to the logarithms of the second half. The largest of many differences decays slowly
+    at first: more than TRIAL_STEPS times what was seen is not believed.
     """
     half = curve[len(curve) // 2 :]
     if not np.isfinite(curve).all() or half[-1] <= 0 or half[-1] > 0.5 * curve.max():
@@ -255,7 +264,8 @@ def extrapolated(curve: Curve, tolerance: float) -> int | None:
     slope = np.polyfit(np.arange(len(half)), np.log(np.maximum(half, 1e-300)), 1)[0]
     if slope >= 0:
         return None
-    return len(curve) + math.ceil(math.log(tolerance / float(half[-1])) / float(slope))
+    steps = len(curve) + math.log(tolerance / float(half[-1])) / float(slope)
+    return math.ceil(min(steps, TRIAL_STEPS * len(curve)))
 
 
 class Probe(NamedTuple):
