@@ -161,19 +161,40 @@ inline constexpr int kMaxLevels = 9;
 /// Bytes that a thread moves at once.
 inline constexpr int kVectorBytes = 16;
 
+#ifndef VB16
+#define VB16 8
+#endif
 /// Bytes of a row that a thread moves at once, where channels lie side by side. Backward, cells of
 /// the 16-bit types take four channels a thread: eight of them take too many registers.
 constexpr SCANRNN_HD int row_vector_bytes(bool step_is_input, bool backward,
                                           std::size_t element_bytes) {
-  return element_bytes == 2 && backward && !step_is_input ? 8 : kVectorBytes;
+  return element_bytes == 2 && backward && !step_is_input ? VB16 : kVectorBytes;
+}
+#ifndef VT16F
+#define VT16F 8
+#endif
+#ifndef VT16B
+#define VT16B 8
+#endif
+#ifndef VT32F
+#define VT32F 8
+#endif
+#ifndef VT32B
+#define VT32B 8
+#endif
+constexpr SCANRNN_HD int row_threads_log2(bool step_is_input, bool backward,
+                                          std::size_t element_bytes) {
+  if (step_is_input) return 8;
+  return element_bytes == 2 ? (backward ? VT16B : VT16F) : (backward ? VT32B : VT32F);
 }
 /// So many vectors make a line of memory, the least width of a row where there are channels enough.
 constexpr SCANRNN_HD int row_band_log2(int vector_bytes) { return vector_bytes == 8 ? 4 : 3; }
 /// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
 /// more arrays a step reads, the fewer steps fit into shared memory.
-constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes) {
-  if (recomputes) return 4;
-  return (staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes;
+constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes, int threads_log2) {
+  int more = 8 - threads_log2;
+  if (recomputes) return 4 << more;
+  return ((staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes) << more;
 }
 
 /// Leaves where steps lie side by side: steps that a thread runs, for one channel. Where many
