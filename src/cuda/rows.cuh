@@ -51,7 +51,7 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, vector_bytes, threads_log2);
+  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, vector_bytes, threads_log2, sizeof(T) == 2 && !Cell::step_is_input, kBackward);
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
     return threads * leaf_steps * vector_bytes;
   }
@@ -89,7 +89,8 @@ struct RowPass : Pass<Cell, kBackward> {
     // Backward, eight channels a thread take more registers than three blocks leave.
     if (width == 8 && kBackward) return 2;
     const int rest = (Base::recomputes ? 16 : 8) * 1024;
-    return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
+    const int fit = 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
+    return !Cell::step_is_input && fit > MAXB ? MAXB : fit;
   }
 };
 
@@ -129,18 +130,22 @@ __device__ __forceinline__ int row_element(const Args& g, int row, int channel) 
 }
 
 /// A thread's leaf: g.leaf steps of W channels. Steps are numbered in the order of the pass.
-template <class P, class T>
+template <class P, class T, bool kWhole>
 struct RowLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
   static constexpr int W = P::width, kLeaf = P::leaf;
   using R = Lanes<T, W>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
-  static constexpr bool kOpens = P::template opens<T>;
-  using Opened = typename P::template Opened<T>;
-  /// Cells unrolled would not fit into the instruction cache.
+  static constexpr bool kHoldsGains = kWhole && P::template holds_gains<T>;
+  static constexpr unsigned kHeld = kWhole ? P::template held<T> : 0;
+  using Opened = std::conditional_t<kHeld != 0, typename OpenedGatesOf<Cell>::Type,
+                                    typename P::template Opened<T>>;
+  static constexpr bool kOpens = kHeld != 0 || P::template opens<T>;
+  /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
-  static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4 ? 1
+  static constexpr int kUnrolled = kHoldsGains || kHeld != 0          ? kLeaf
+                                   : !kIsPlain<kMode> || P::slots > 4 ? 1
                                    : Cell::step_is_input            ? kLeaf
                                                                     : 2;
 
@@ -167,6 +172,9 @@ struct RowLeaf {
   R next_state;      // of the row after the leaf
   R c_start;         // recomputed: before the leaf in the order of time
   R sum[P::inputs];  // of gradients
+
+  R gains[kHoldsGains ? kLeaf : 1];
+  R gates[kHeld != 0 ? kLeaf : 1][kHeld != 0 ? P::count(kHeld) : 1];
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
@@ -278,6 +286,15 @@ struct RowLeaf {
       }
     }
   }
+  /// The same, gates opened that are held.
+  template <RowMode kMode>
+  __device__ __forceinline__ void read_opened(unsigned set, int i, R (&in)[P::inputs]) const {
+    read_inputs<kMode>(set, i, in);
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (P::has(kHeld & set, k)) in[k] = gates[i][P::count(kHeld & ((1u << k) - 1u))];
+    }
+  }
   template <RowMode kMode>
   __device__ __forceinline__ bool has_step(int i) const {
     return kIsPlain<kMode> || (valid >> i & 1u) != 0;
@@ -311,7 +328,7 @@ struct RowLeaf {
           widen<T>(load_vector<T, W>(place_of(P::slot(k), before)), in[k].lane);
         }
       }
-      entry_gain = outside ? cell.gain(in) : opened.gain(in);
+      entry_gain = outside || kHeld != 0 ? cell.gain(in) : opened.gain(in);
       if (is_reset(g, t, before)) resets |= kEntry;
     }
     if constexpr (P::reads_states) {
@@ -336,35 +353,43 @@ struct RowLeaf {
 
   /// Opens the inputs in `set` of step i, for the next time too.
   template <RowMode kMode>
-  __device__ __forceinline__ void open(unsigned set, int i, R (&in)[P::inputs]) const {
-    R gates[P::inputs];
+  __device__ __forceinline__ void open(unsigned set, int i, R (&in)[P::inputs]) {
+    R open_in[P::inputs];
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
-      gates[k] = P::has(set | P::vectors, k) ? in[k] : Constant<R>::of(0);
+      open_in[k] = P::has(set | P::vectors, k) ? in[k] : Constant<R>::of(0);
     }
-    cell.open(gates);
+    cell.open(open_in);
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
-      if (!P::has(Cell::opened_inputs & set, k)) continue;
-      in[k] = gates[k];
-      keep<kMode>(P::slot(k), i, in[k]);
+      if (!P::has((kHeld != 0 ? kHeld : Cell::opened_inputs) & set, k)) continue;
+      in[k] = open_in[k];
+      if constexpr (kHeld != 0) {
+        gates[i][P::count(kHeld & ((1u << k) - 1u))] = in[k];
+      } else {
+        keep<kMode>(P::slot(k), i, in[k]);
+      }
     }
   }
   /// The map of a step, in the order of time. The first time inputs are opened, where that is done.
   template <RowMode kMode, bool kOpen, class F>
-  __device__ __forceinline__ void each_step_in_time(F&& take) const {
+  __device__ __forceinline__ void each_step_in_time(F&& take) {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
       R in[P::inputs];
-      read_inputs<kMode>(Cell::map_inputs, i, in);
-      if constexpr (kOpens && kOpen) open<kMode>(Cell::map_inputs, i, in);
+      if constexpr (kOpens && kOpen) {
+        read_inputs<kMode>(Cell::map_inputs, i, in);
+        open<kMode>(Cell::map_inputs, i, in);
+      } else {
+        read_opened<kMode>(Cell::map_inputs, i, in);
+      }
       take(i, opened.step(in), resets_at<kMode>(i));
     }
   }
   /// The leaf's map in the order of time, which a backward pass goes against.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) const {
+  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) {
     each_step_in_time<kMode, true>([&](int, const Affine<R>& step, bool reset) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
@@ -379,7 +404,7 @@ struct RowLeaf {
   }
   /// From c_start on.
   template <RowMode kMode>
-  __device__ __forceinline__ void recompute_states() const {
+  __device__ __forceinline__ void recompute_states() {
     R run = c_start;
     each_step_in_time<kMode, false>([&](int i, const Affine<R>& step, bool reset) {
       advance(run, step.a, step.x, reset);
@@ -397,9 +422,9 @@ struct RowLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
+  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) {
     R gain;
-    GainProduct<T> gains[W];
+    GainProduct<T> products[W];
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
     if constexpr (P::backward) gain = entry_gain;
 #pragma unroll(kUnrolled<kMode>)
@@ -410,11 +435,14 @@ struct RowLeaf {
       if constexpr (P::backward) {
         R dy, after;
         // Where an array has the states, the adjoint's map is the gain and dy.
-        read_inputs<kMode>(P::recomputes ? Cell::backward_inputs : P::first_inputs | P::vectors, i,
-                           in);
+        constexpr unsigned kSet =
+            P::recomputes ? Cell::backward_inputs : P::first_inputs | P::vectors;
+        constexpr unsigned kOpen = P::recomputes ? kSet & ~Cell::map_inputs : kSet;
+        read_inputs<kMode>(kSet & kOpen, i, in);
+        read_opened<kMode>(kSet & ~kOpen, i, in);
         read<kMode>(P::dy_slot, i, dy);
         if constexpr (P::recomputes) states_after<kMode>(i, after);
-        if constexpr (kOpens) open<kMode>(Cell::backward_inputs & ~Cell::map_inputs, i, in);
+        if constexpr (kOpens) open<kMode>(kOpen, i, in);
         step = {gain, opened.output_adjoint(in, after, dy)};
         gain = opened.gain(in);
       } else {
@@ -425,17 +453,18 @@ struct RowLeaf {
           keep<kMode>(P::kept_a, i, step.a);
           keep<kMode>(P::kept_x, i, step.x);
         }
+        if constexpr (kHoldsGains) gains[i] = step.a;
       }
       cut = cut || reset;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         map[v].x = reset ? step.x.lane[v] : fma(step.a.lane[v], map[v].x, step.x.lane[v]);
-        gains[v].times(step.a.lane[v]);
+        products[v].times(step.a.lane[v]);
       }
       if constexpr (P::backward) reset = resets_at<kMode>(i);
     }
 #pragma unroll
-    for (int v = 0; v < W; ++v) map[v].a = gains[v].value();
+    for (int v = 0; v < W; ++v) map[v].a = products[v].value();
   }
 
   /// Where step 0 of the leaf lies in an output.
@@ -494,7 +523,11 @@ struct RowLeaf {
         read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
       } else {
         read_inputs<kMode>(P::all, i, in);
-        step = cell.step(in);
+        if constexpr (kHoldsGains) {
+          step = {gains[i], cell.input(in, gains[i])};
+        } else {
+          step = cell.step(in);
+        }
       }
       advance(state, step.a, step.x, resets_at<kMode>(i));
       if (!kIsPlain<kMode> && i == last) leave = state;
@@ -524,7 +557,7 @@ struct RowLeaf {
       if (!has_step<kMode>(i)) continue;
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
       R in[P::inputs], dy, before, din[P::inputs];
-      read_inputs<kMode>(Cell::backward_inputs, i, in);
+      read_opened<kMode>(Cell::backward_inputs, i, in);
       read<kMode>(P::dy_slot, i, dy);
       if constexpr (!kIsPlain<kMode>) states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
@@ -846,7 +879,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
                     ? load_state<T>(g.enter, t.sequence, channel0 + ch)
                     : zero;
   }
-  RowLeaf<P, T> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
+  RowLeaf<P, T, kWhole> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
   if constexpr (kWhole) {
     leaf.valid = (1u << P::leaf) - 1;
     leaf.channels = W;

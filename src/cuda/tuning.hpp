@@ -161,6 +161,9 @@ inline constexpr int kMaxLevels = 9;
 /// Bytes that a thread moves at once.
 inline constexpr int kVectorBytes = 16;
 
+#ifndef VF16
+#define VF16 16
+#endif
 #ifndef VB16
 #define VB16 8
 #endif
@@ -168,7 +171,7 @@ inline constexpr int kVectorBytes = 16;
 /// the 16-bit types take four channels a thread: eight of them take too many registers.
 constexpr SCANRNN_HD int row_vector_bytes(bool step_is_input, bool backward,
                                           std::size_t element_bytes) {
-  return element_bytes == 2 && backward && !step_is_input ? VB16 : kVectorBytes;
+  return element_bytes == 2 && !step_is_input ? (backward ? VB16 : VF16) : kVectorBytes;
 }
 #ifndef VT16F
 #define VT16F 8
@@ -191,7 +194,25 @@ constexpr SCANRNN_HD int row_threads_log2(bool step_is_input, bool backward,
 constexpr SCANRNN_HD int row_band_log2(int vector_bytes) { return vector_bytes == 8 ? 4 : 3; }
 /// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
 /// more arrays a step reads, the fewer steps fit into shared memory.
-constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes, int threads_log2) {
+#ifndef EF2
+#define EF2 0
+#endif
+#ifndef EF4
+#define EF4 0
+#endif
+#ifndef EB2
+#define EB2 0
+#endif
+#ifndef EB4
+#define EB4 0
+#endif
+#ifndef MAXB
+#define MAXB 16
+#endif
+constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes, int threads_log2,
+                       bool half, bool backward) {
+  const int el = half ? (backward ? (recomputes ? EB4 : EB2) : (staged_arrays <= 3 ? EF2 : EF4)) : 0;
+  if (el) return el * 2 / vector_bytes;
   int more = 8 - threads_log2;
   if (recomputes) return 4 << more;
   return ((staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes) << more;
