@@ -322,7 +322,15 @@ Plan make_plan(const Problem& p, int device) {
     g.has_wide = g.has_wide || g.din[i].wide;
     g.is_direct = g.is_direct && (g.din[i].wide || g.din[i].vector);
   }
-  if (plan.way == Way::rows && kernels.whole.function != nullptr && g.is_regular && g.is_direct &&
+  // Whole tiles read a thread's channels at once of all there is.
+  bool reads_lanes = reinterpret_cast<std::uintptr_t>(g.checkpoints) % kVectorBytes == 0;
+  for (int i = 0; i < p.inputs; ++i) {
+    const Steps& s = g.in[i];
+    if ((p.vector_inputs >> i & 1u) == 0 || s.data == nullptr) continue;
+    reads_lanes = reads_lanes && s.channel == 1 &&
+                  reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0;
+  }
+  if (plan.way == Way::rows && kernels.whole.function != nullptr && reads_lanes && g.is_regular && g.is_direct &&
       !g.has_wide && sums_vectors_only && g.cu_seqlens == nullptr && g.lengths == nullptr &&
       g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
     plan.kernel = &kernels.whole;

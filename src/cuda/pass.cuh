@@ -8,12 +8,6 @@
 
 namespace scanrnn::cuda {
 
-#ifndef HOLDF
-#define HOLDF 1
-#endif
-#ifndef HOLDB
-#define HOLDB 1
-#endif
 /// A cell's forward or backward pass. Arrays that have time in them are staged in shared memory, a
 /// slot each; outputs that can't be stored straight from registers take the slots of arrays that
 /// have been read.
@@ -56,14 +50,11 @@ struct Pass {
   static constexpr bool opens = recomputes && opens_gates<Cell> && sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
-  /// Elements of 16 bits leave no room for that. Where leaves are whole, a thread holds gates in
-  /// registers instead: forward the gains, of cells that have the rest of a step from them.
+  /// Elements of 16 bits leave no room for that: of whole tiles a thread holds the gains in
+  /// registers instead, where the rest of a step is had from them.
   template <class T>
   static constexpr bool holds_gains =
-      HOLDF && !backward && HasInput<Cell>::value && sizeof(T) < sizeof(Acc<T>);
-  template <class T>
-  static constexpr unsigned held =
-      HOLDB && backward && sizeof(T) < sizeof(Acc<T>) ? OpenedGatesOf<Cell>::inputs : 0;
+      !backward && HasInput<Cell>::value && sizeof(T) < sizeof(Acc<T>);
   /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
   /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =

@@ -34,14 +34,17 @@ template <class Cell, bool kBackward, class T>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
+  static constexpr RowShape shape =
+      row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots, Base::recomputes,
+                Base::template holds_gains<T>);
   /// How a row is cut into vectors.
-  static constexpr int vector_bytes = row_vector_bytes(Cell::step_is_input, kBackward, sizeof(T));
+  static constexpr int vector_bytes = shape.vector_bytes;
   static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
   static constexpr int width_log2 = width == 8 ? 3 : (width == 4 ? 2 : (width == 2 ? 1 : 0));
   using Elements = Vector<T, width>;
   /// Of a block.
-  static constexpr int threads_log2 = row_threads_log2(Cell::step_is_input, kBackward, sizeof(T));
-  static constexpr int threads = 1 << threads_log2, warps = threads / kWarp;
+  static constexpr int threads = shape.threads, warps = threads / kWarp;
+  static constexpr int threads_log2 = threads == 128 ? 7 : (threads == 256 ? 8 : 9);
   /// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
   static constexpr int most_teams = warps / 2;
   /// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, or two,
@@ -51,7 +54,7 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, vector_bytes, threads_log2, sizeof(T) == 2 && !Cell::step_is_input, kBackward);
+  static constexpr int leaf = shape.leaf;
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
     return threads * leaf_steps * vector_bytes;
   }
@@ -86,11 +89,10 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
   static constexpr int blocks() {
-    // Backward, eight channels a thread take more registers than three blocks leave.
-    if (width == 8 && kBackward) return 2;
+    // Backward, eight channels a thread take more registers than three blocks of 256 leave.
+    if (width == 8 && kBackward && threads > 128) return 2;
     const int rest = (Base::recomputes ? 16 : 8) * 1024;
-    const int fit = 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
-    return !Cell::step_is_input && fit > MAXB ? MAXB : fit;
+    return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
   }
 };
 
@@ -138,13 +140,11 @@ struct RowLeaf {
   using R = Lanes<T, W>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kHoldsGains = kWhole && P::template holds_gains<T>;
-  static constexpr unsigned kHeld = kWhole ? P::template held<T> : 0;
-  using Opened = std::conditional_t<kHeld != 0, typename OpenedGatesOf<Cell>::Type,
-                                    typename P::template Opened<T>>;
-  static constexpr bool kOpens = kHeld != 0 || P::template opens<T>;
+  static constexpr bool kOpens = P::template opens<T>;
+  using Opened = typename P::template Opened<T>;
   /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
-  static constexpr int kUnrolled = kHoldsGains || kHeld != 0          ? kLeaf
+  static constexpr int kUnrolled = kHoldsGains                        ? kLeaf
                                    : !kIsPlain<kMode> || P::slots > 4 ? 1
                                    : Cell::step_is_input            ? kLeaf
                                                                     : 2;
@@ -173,8 +173,8 @@ struct RowLeaf {
   R c_start;         // recomputed: before the leaf in the order of time
   R sum[P::inputs];  // of gradients
 
-  R gains[kHoldsGains ? kLeaf : 1];
-  R gates[kHeld != 0 ? kLeaf : 1][kHeld != 0 ? P::count(kHeld) : 1];
+  // Forward.
+  R gains[kHoldsGains ? kLeaf : 1];  // of the steps
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
@@ -194,7 +194,7 @@ struct RowLeaf {
     down = ascending ? 1 : -1;
     channel = channel0 + column * W;
     const Index rest = g.channels - channel;
-    channels = static_cast<int>(rest < 0 ? 0 : (rest < W ? rest : W));
+    channels = kWhole ? W : static_cast<int>(rest < 0 ? 0 : (rest < W ? rest : W));
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       sum[k] = Constant<R>::of(0);
@@ -202,15 +202,23 @@ struct RowLeaf {
       vector_in[k] = Constant<R>::of(0);
       const Steps& s = g.in[k];
       if (s.data == nullptr) continue;
-      const Index step = opaque(s.channel * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T)));
-      const char* at = s.data + channel * step;
+      if constexpr (kWhole) {
+        load_lanes<T>(s.data, channel, s.wide, vector_in[k].lane);
+        continue;
+      }
+      // Without a branch, which would have to wait for its own load. Channels that aren't there
+      // read the last one.
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
-        at = opaque(at + step);
+        const Index c = channel + v < g.channels ? channel + v : g.channels - 1;
+        vector_in[k].lane[v] = load_element<T>(s.data, c * s.channel, s.wide);
       }
     }
     if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
+    if constexpr (kWhole) {
+      valid = (1u << kLeaf) - 1;
+      return;
+    }
     const int low = t.low, high = t.high;
     valid = steps_between(ascending ? low - from : from - (high - 1),
                           ascending ? high - from : from - low + 1, g.leaf);
@@ -263,6 +271,12 @@ struct RowLeaf {
   /// A row beyond the tile.
   __device__ __forceinline__ void read_outside(int slot, int r, R& to) const {
     const Steps& s = staged_array<P>(g, slot);
+    if constexpr (kWhole) {
+      to = Constant<R>::of(0);
+      if (s.data == nullptr) return;
+      load_lanes<T>(s.data, t.row * s.batch + (t.position + r) * s.time + channel, false, to.lane);
+      return;
+    }
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       to.lane[v] =
@@ -284,15 +298,6 @@ struct RowLeaf {
       } else {
         read<kMode>(P::slot(k), i, in[k]);
       }
-    }
-  }
-  /// The same, gates opened that are held.
-  template <RowMode kMode>
-  __device__ __forceinline__ void read_opened(unsigned set, int i, R (&in)[P::inputs]) const {
-    read_inputs<kMode>(set, i, in);
-#pragma unroll
-    for (int k = 0; k < P::inputs; ++k) {
-      if (P::has(kHeld & set, k)) in[k] = gates[i][P::count(kHeld & ((1u << k) - 1u))];
     }
   }
   template <RowMode kMode>
@@ -328,7 +333,7 @@ struct RowLeaf {
           widen<T>(load_vector<T, W>(place_of(P::slot(k), before)), in[k].lane);
         }
       }
-      entry_gain = outside || kHeld != 0 ? cell.gain(in) : opened.gain(in);
+      entry_gain = outside ? cell.gain(in) : opened.gain(in);
       if (is_reset(g, t, before)) resets |= kEntry;
     }
     if constexpr (P::reads_states) {
@@ -353,43 +358,35 @@ struct RowLeaf {
 
   /// Opens the inputs in `set` of step i, for the next time too.
   template <RowMode kMode>
-  __device__ __forceinline__ void open(unsigned set, int i, R (&in)[P::inputs]) {
-    R open_in[P::inputs];
+  __device__ __forceinline__ void open(unsigned set, int i, R (&in)[P::inputs]) const {
+    R gates[P::inputs];
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
-      open_in[k] = P::has(set | P::vectors, k) ? in[k] : Constant<R>::of(0);
+      gates[k] = P::has(set | P::vectors, k) ? in[k] : Constant<R>::of(0);
     }
-    cell.open(open_in);
+    cell.open(gates);
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
-      if (!P::has((kHeld != 0 ? kHeld : Cell::opened_inputs) & set, k)) continue;
-      in[k] = open_in[k];
-      if constexpr (kHeld != 0) {
-        gates[i][P::count(kHeld & ((1u << k) - 1u))] = in[k];
-      } else {
-        keep<kMode>(P::slot(k), i, in[k]);
-      }
+      if (!P::has(Cell::opened_inputs & set, k)) continue;
+      in[k] = gates[k];
+      keep<kMode>(P::slot(k), i, in[k]);
     }
   }
   /// The map of a step, in the order of time. The first time inputs are opened, where that is done.
   template <RowMode kMode, bool kOpen, class F>
-  __device__ __forceinline__ void each_step_in_time(F&& take) {
+  __device__ __forceinline__ void each_step_in_time(F&& take) const {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
       R in[P::inputs];
-      if constexpr (kOpens && kOpen) {
-        read_inputs<kMode>(Cell::map_inputs, i, in);
-        open<kMode>(Cell::map_inputs, i, in);
-      } else {
-        read_opened<kMode>(Cell::map_inputs, i, in);
-      }
+      read_inputs<kMode>(Cell::map_inputs, i, in);
+      if constexpr (kOpens && kOpen) open<kMode>(Cell::map_inputs, i, in);
       take(i, opened.step(in), resets_at<kMode>(i));
     }
   }
   /// The leaf's map in the order of time, which a backward pass goes against.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) {
+  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) const {
     each_step_in_time<kMode, true>([&](int, const Affine<R>& step, bool reset) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
@@ -404,7 +401,7 @@ struct RowLeaf {
   }
   /// From c_start on.
   template <RowMode kMode>
-  __device__ __forceinline__ void recompute_states() {
+  __device__ __forceinline__ void recompute_states() const {
     R run = c_start;
     each_step_in_time<kMode, false>([&](int i, const Affine<R>& step, bool reset) {
       advance(run, step.a, step.x, reset);
@@ -435,14 +432,11 @@ struct RowLeaf {
       if constexpr (P::backward) {
         R dy, after;
         // Where an array has the states, the adjoint's map is the gain and dy.
-        constexpr unsigned kSet =
-            P::recomputes ? Cell::backward_inputs : P::first_inputs | P::vectors;
-        constexpr unsigned kOpen = P::recomputes ? kSet & ~Cell::map_inputs : kSet;
-        read_inputs<kMode>(kSet & kOpen, i, in);
-        read_opened<kMode>(kSet & ~kOpen, i, in);
+        read_inputs<kMode>(P::recomputes ? Cell::backward_inputs : P::first_inputs | P::vectors, i,
+                           in);
         read<kMode>(P::dy_slot, i, dy);
         if constexpr (P::recomputes) states_after<kMode>(i, after);
-        if constexpr (kOpens) open<kMode>(kOpen, i, in);
+        if constexpr (kOpens) open<kMode>(Cell::backward_inputs & ~Cell::map_inputs, i, in);
         step = {gain, opened.output_adjoint(in, after, dy)};
         gain = opened.gain(in);
       } else {
@@ -557,7 +551,7 @@ struct RowLeaf {
       if (!has_step<kMode>(i)) continue;
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
       R in[P::inputs], dy, before, din[P::inputs];
-      read_opened<kMode>(Cell::backward_inputs, i, in);
+      read_inputs<kMode>(Cell::backward_inputs, i, in);
       read<kMode>(P::dy_slot, i, dy);
       if constexpr (!kIsPlain<kMode>) states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
@@ -880,10 +874,6 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
                     : zero;
   }
   RowLeaf<P, T, kWhole> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
-  if constexpr (kWhole) {
-    leaf.valid = (1u << P::leaf) - 1;
-    leaf.channels = W;
-  }
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
     leaf.entry_gain = Constant<R>::of(1);
@@ -898,10 +888,14 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     since_checkpoint = static_cast<int>(step0 % kLeafSteps) >> (31 - __clz(g.leaf));
     const bool has_steps = leaf.valid != 0 && channels > 0;
     const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
+    if constexpr (kWhole) {
+      load_lanes<T>(g.checkpoints, at, true, leaf.c_start.lane);
+    } else {
 #pragma unroll
-    for (int v = 0; v < W; ++v) {
-      leaf.c_start.lane[v] =
-          has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
+      for (int v = 0; v < W; ++v) {
+        leaf.c_start.lane[v] =
+            has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
+      }
     }
   }
   await_groups<1>();

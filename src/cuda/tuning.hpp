@@ -161,62 +161,26 @@ inline constexpr int kMaxLevels = 9;
 /// Bytes that a thread moves at once.
 inline constexpr int kVectorBytes = 16;
 
-#ifndef VF16
-#define VF16 16
-#endif
-#ifndef VB16
-#define VB16 8
-#endif
-/// Bytes of a row that a thread moves at once, where channels lie side by side. Backward, cells of
-/// the 16-bit types take four channels a thread: eight of them take too many registers.
-constexpr SCANRNN_HD int row_vector_bytes(bool step_is_input, bool backward,
-                                          std::size_t element_bytes) {
-  return element_bytes == 2 && !step_is_input ? (backward ? VB16 : VF16) : kVectorBytes;
-}
-#ifndef VT16F
-#define VT16F 8
-#endif
-#ifndef VT16B
-#define VT16B 8
-#endif
-#ifndef VT32F
-#define VT32F 8
-#endif
-#ifndef VT32B
-#define VT32B 8
-#endif
-constexpr SCANRNN_HD int row_threads_log2(bool step_is_input, bool backward,
-                                          std::size_t element_bytes) {
-  if (step_is_input) return 8;
-  return element_bytes == 2 ? (backward ? VT16B : VT16F) : (backward ? VT32B : VT32F);
+/// How channels that lie side by side are cut: threads of a block, bytes of a row that a thread
+/// moves at once, steps that it runs of so many channels.
+struct RowShape {
+  int threads, vector_bytes, leaf;
+};
+/// The more arrays a step reads, the fewer steps fit into shared memory. `slots`: arrays that are
+/// staged.
+constexpr RowShape row_shape(std::size_t element_bytes, bool backward, bool step_is_input,
+                             int slots, bool recomputes, bool holds_gains) {
+  const int leaf = recomputes ? 4 : (slots <= 3 ? SCANRNN_ROW_LEAF : 4);
+  if (element_bytes > 2 || step_is_input) return {kThreads, kVectorBytes, leaf};
+  if (!backward) {
+    return holds_gains || slots == 3 ? RowShape{128, kVectorBytes, 8}
+                                     : RowShape{kThreads, kVectorBytes, leaf};
+  }
+  if (recomputes) return {128, kVectorBytes, 4};
+  return {128, slots <= 4 ? kVectorBytes : kVectorBytes / 2, 8};
 }
 /// So many vectors make a line of memory, the least width of a row where there are channels enough.
 constexpr SCANRNN_HD int row_band_log2(int vector_bytes) { return vector_bytes == 8 ? 4 : 3; }
-/// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
-/// more arrays a step reads, the fewer steps fit into shared memory.
-#ifndef EF2
-#define EF2 0
-#endif
-#ifndef EF4
-#define EF4 0
-#endif
-#ifndef EB2
-#define EB2 0
-#endif
-#ifndef EB4
-#define EB4 0
-#endif
-#ifndef MAXB
-#define MAXB 16
-#endif
-constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes, int threads_log2,
-                       bool half, bool backward) {
-  const int el = half ? (backward ? (recomputes ? EB4 : EB2) : (staged_arrays <= 3 ? EF2 : EF4)) : 0;
-  if (el) return el * 2 / vector_bytes;
-  int more = 8 - threads_log2;
-  if (recomputes) return 4 << more;
-  return ((staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes) << more;
-}
 
 /// Leaves where steps lie side by side: steps that a thread runs, for one channel. Where many
 /// arrays are staged, shorter ones leave room for more warps.

@@ -87,21 +87,8 @@ using OpenedType = typename OpenedOf<Cell>::Type;
 template <class Cell>
 inline constexpr bool opens_gates = !std::is_same_v<OpenedType<Cell>, Cell>;
 
-/// And a type `OpenedGates`, whose members find gates alone opened, of the inputs in its
-/// `gate_inputs`: for executors that have little room to keep them in.
-template <class Cell, class = void>
-struct OpenedGatesOf {
-  using Type = Cell;
-  static constexpr unsigned inputs = 0;
-};
-template <class Cell>
-struct OpenedGatesOf<Cell, std::void_t<typename Cell::OpenedGates>> {
-  using Type = typename Cell::OpenedGates;
-  static constexpr unsigned inputs = Cell::gate_inputs;
-  static_assert(sizeof(Type) == sizeof(Cell));
-};
-
-/// Whether a cell has `R input(in, gain)`, the x of its step's map from the a.
+/// A cell may have `R input(in, gain)`, the x of its step's map from the a, where that takes far
+/// less than the a: an executor that runs a step twice then keeps the a alone.
 template <class Cell, class = void>
 struct HasInput : std::false_type {};
 template <class Cell>

@@ -24,9 +24,7 @@ namespace scanrnn {
 
 enum class Gate : int { forget = 0, update = 1 };
 
-/// Opened, in[kGate] is p.
-template <bool kOpened>
-struct Gilr : CellBase {
+struct GilrCell : CellBase {
   enum Input { kGate, kCandidate, kBound };
   static constexpr const char* name = "gilr";
   static constexpr int inputs = 3;
@@ -38,7 +36,6 @@ struct Gilr : CellBase {
   static constexpr unsigned vector_inputs = 1u << kBound;
   static constexpr unsigned optional_inputs = 1u << kBound;
   static constexpr unsigned state_inputs = 1u << kGate | 1u << kBound;
-  static constexpr unsigned opened_inputs = 1u << kGate;
   static constexpr bool state_is_output = true;
 
   Gate gate = Gate::forget;
@@ -54,17 +51,9 @@ struct Gilr : CellBase {
   void given(unsigned mask) { has_bound = (mask >> kBound & 1u) != 0; }
 
   template <class R>
-  SCANRNN_HD void open(R (&in)[inputs]) const {
-    in[kGate] = opening(in);
-  }
-  template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, input(in, f)};
-  }
-  template <class R>
-  SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
-    return (Constant<R>::of(1) - f) * activate(activation, in[kCandidate]);
+    return {f, (Constant<R>::of(1) - f) * activate(activation, in[kCandidate])};
   }
   template <class R>
   SCANRNN_HD R output(const R (&)[inputs], const R& h) const {
@@ -104,14 +93,8 @@ struct Gilr : CellBase {
   }
   template <class R>
   SCANRNN_HD R opening(const R (&in)[inputs]) const {
-    if constexpr (kOpened) return in[kGate];
     return sigmoid(signed_gate(in[kGate]));
   }
-};
-
-struct GilrCell : Gilr<false> {
-  using OpenedGates = Gilr<true>;
-  static constexpr unsigned gate_inputs = opened_inputs;
 };
 
 }  // namespace scanrnn

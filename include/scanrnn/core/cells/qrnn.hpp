@@ -22,10 +22,8 @@
 namespace scanrnn {
 
 /// Opened, gates and candidate are in the place of the inputs that they come from; but for a
-/// candidate whose activation's slope can't be told from its value. Or only f and o are.
-enum class QrnnOpened { nothing, gates, all };
-
-template <QrnnOpened kOpened>
+/// candidate whose activation's slope can't be told from its value.
+template <bool kOpened>
 struct Qrnn : CellBase {
   enum Input { kCandidate, kForget, kOutput, kInput };
   static constexpr const char* name = "qrnn";
@@ -58,11 +56,7 @@ struct Qrnn : CellBase {
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, input(in, f)};
-  }
-  template <class R>
-  SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
-    return input_gate(in, f) * candidate(in).value;
+    return {f, input_gate(in, f) * candidate(in).value};
   }
   template <class R>
   SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
@@ -70,7 +64,7 @@ struct Qrnn : CellBase {
   }
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
-    if constexpr (kOpened != QrnnOpened::nothing) return in[kForget];
+    if constexpr (kOpened) return in[kForget];
     return sigmoid(in[kForget]);
   }
   template <class R>
@@ -95,25 +89,23 @@ struct Qrnn : CellBase {
   template <class R>
   SCANRNN_HD R input_gate(const R (&in)[inputs], const R& f) const {
     if (!has_input_gate) return Constant<R>::of(1) - f;
-    if constexpr (kOpened == QrnnOpened::all) return in[kInput];
+    if constexpr (kOpened) return in[kInput];
     return sigmoid(in[kInput]);
   }
   template <class R>
   SCANRNN_HD R output_gate(const R (&in)[inputs]) const {
-    if constexpr (kOpened != QrnnOpened::nothing) return in[kOutput];
+    if constexpr (kOpened) return in[kOutput];
     return sigmoid(in[kOutput]);
   }
   template <class R>
   SCANRNN_HD Activated<R> candidate(const R (&in)[inputs]) const {
-    if constexpr (kOpened == QrnnOpened::all) return opened_activation(activation, in[kCandidate]);
+    if constexpr (kOpened) return opened_activation(activation, in[kCandidate]);
     return activated(activation, in[kCandidate]);
   }
 };
 
-struct QrnnCell : Qrnn<QrnnOpened::nothing> {
-  using Opened = Qrnn<QrnnOpened::all>;
-  using OpenedGates = Qrnn<QrnnOpened::gates>;
-  static constexpr unsigned gate_inputs = 1u << kForget | 1u << kOutput;
+struct QrnnCell : Qrnn<false> {
+  using Opened = Qrnn<true>;
 };
 
 }  // namespace scanrnn

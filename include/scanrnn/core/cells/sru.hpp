@@ -99,8 +99,6 @@ struct Sru : CellBase {
 
 struct SruCell : Sru<false> {
   using Opened = Sru<true>;
-  using OpenedGates = Opened;
-  static constexpr unsigned gate_inputs = opened_inputs;
 };
 
 }  // namespace scanrnn
