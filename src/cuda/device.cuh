@@ -148,14 +148,13 @@ __device__ __forceinline__ void store_element(char* data, Index at, bool wide, c
 
 /// W neighbouring ones, all of them aligned to 16 bytes or their own size.
 template <class T, int W>
-__device__ __forceinline__ void load_lanes(const char* data, Index at, bool wide,
-                                           Acc<T> (&to)[W]) {
+__device__ __forceinline__ void load_lanes(const char* data, Index at, bool wide, Acc<T> (&to)[W]) {
   if (sizeof(T) == sizeof(Acc<T>) || wide) {
     constexpr int kEach = kWidth<Acc<T>> < W ? kWidth<Acc<T>> : W;
 #pragma unroll
     for (int v = 0; v < W; v += kEach) {
-      const Vector<Acc<T>, kEach> some = load_vector<Acc<T>, kEach>(
-          data + (at + v) * static_cast<Index>(sizeof(Acc<T>)));
+      const Vector<Acc<T>, kEach> some =
+          load_vector<Acc<T>, kEach>(data + (at + v) * static_cast<Index>(sizeof(Acc<T>)));
 #pragma unroll
       for (int i = 0; i < kEach; ++i) to[v + i] = some.element[i];
     }

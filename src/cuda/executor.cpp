@@ -128,8 +128,9 @@ Plan make_plan(const Problem& p, int device) {
   const Kernel* kernel = &kernels.serial;
   // States are recomputed from checkpoints, so that tiles have to start at one.
   const int band_log2 = row_band_log2(kernels.rows.vector_bytes);
-  const int least_leaf =
-      p.backward && !p.state_is_output ? std::max(1, (kLeafSteps << band_log2) / (kernels.rows.warps * kWarp)) : 1;
+  const int least_leaf = p.backward && !p.state_is_output
+                             ? std::max(1, (kLeafSteps << band_log2) / (kernels.rows.warps * kWarp))
+                             : 1;
   if (plan.way == Way::rows &&
       kernels.rows.shared_bytes(band_log2, least_leaf, warps, kMaxLevels) + fixed_shared >
           most_shared) {
@@ -330,9 +331,9 @@ Plan make_plan(const Problem& p, int device) {
     reads_lanes = reads_lanes && s.channel == 1 &&
                   reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0;
   }
-  if (plan.way == Way::rows && kernels.whole.function != nullptr && reads_lanes && g.is_regular && g.is_direct &&
-      !g.has_wide && sums_vectors_only && g.cu_seqlens == nullptr && g.lengths == nullptr &&
-      g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
+  if (plan.way == Way::rows && kernels.whole.function != nullptr && reads_lanes && g.is_regular &&
+      g.is_direct && !g.has_wide && sums_vectors_only && g.cu_seqlens == nullptr &&
+      g.lengths == nullptr && g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
     plan.kernel = &kernels.whole;
     plan.prepared = &prepared.whole;
   }

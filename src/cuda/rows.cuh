@@ -146,8 +146,8 @@ struct RowLeaf {
   template <RowMode kMode>
   static constexpr int kUnrolled = kHoldsGains                        ? kLeaf
                                    : !kIsPlain<kMode> || P::slots > 4 ? 1
-                                   : Cell::step_is_input            ? kLeaf
-                                                                    : 2;
+                                   : Cell::step_is_input              ? kLeaf
+                                                                      : 2;
 
   const Args& g;
   const Tile& t;
