@@ -203,15 +203,16 @@ struct RowLeaf {
       const Steps& s = g.in[k];
       if (s.data == nullptr) continue;
       if constexpr (kWhole) {
+        // Of those below, each branch waits for its own load.
         load_lanes<T>(s.data, channel, s.wide, vector_in[k].lane);
         continue;
       }
-      // Without a branch, which would have to wait for its own load. Channels that aren't there
-      // read the last one.
+      const Index step = opaque(s.channel * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T)));
+      const char* at = s.data + channel * step;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
-        const Index c = channel + v < g.channels ? channel + v : g.channels - 1;
-        vector_in[k].lane[v] = load_element<T>(s.data, c * s.channel, s.wide);
+        if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
+        at = opaque(at + step);
       }
     }
     if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
