@@ -135,25 +135,26 @@
 // scheduler each, alone take three quarters of sru backward's time. sru forward ran 75 instructions
 // an element, of which 35 in the loops, in blocks of 256 threads at 0.73 a cycle and scheduler; in
 // blocks of 128 with twice the steps 57, but at 0.58: of 4.9 cycles an instruction a warp stands
-// 1.1 in fixed latencies, 0.7 in reads of memory, 0.5 at barriers. bfloat16, 16,4096,512 and 1,65536,512, after the above (before it sru 0.57,
-// 0.51 and 0.36, 0.34, rg_lru 0.36, 0.35 and 0.41, 0.40, gilr's kin 0.59, 0.53 and 0.52, 0.48):
+// 1.1 in fixed latencies, 0.7 in reads of memory, 0.5 at barriers. bfloat16, 16,4096,512 and
+// 1,65536,512, after the above (before it sru 0.57, 0.51 and backward 0.36, 0.34, min_gru 0.59,
+// 0.53 and 0.52, 0.48, rg_lru 0.36, 0.35 and 0.41, 0.40):
 //
 //   threads x channels x steps    sru          min_gru      qrnn_fo      rg_lru       min_lstm
 //   forward   256 x 8 x 4 or 8    0.69, 0.63   0.69, 0.60   0.59, 0.53   0.40, 0.39   0.51, 0.49
 //             256 x 4 x 8         0.61, 0.57   0.51, 0.45   0.55, 0.49   0.39, 0.37
 //             128 x 8 x 8 or 16   0.68, 0.60   0.61, 0.57   0.58, 0.50   0.44, 0.41 (8 steps)
-//     gains in registers, x 8     0.73, 0.66   0.62, 0.51   0.50, 0.46
+//     gains, 128 x 8 x 8          0.73, 0.66   0.62, 0.51   0.50, 0.46
 //     gains, 128 x 4 x 16         0.64, 0.58   0.50, 0.43   0.50, 0.41
 //   backward  256 x 4 x 4 or 8    0.50, 0.46   0.61, 0.57   0.42, 0.39   0.51, 0.49   0.54, 0.53
 //             128 x 8 x 4 or 8    0.51, 0.48   0.68, 0.60   0.44, 0.41   0.40, 0.40   0.60, 0.58
-//             128 x 4 x 4 or 8                                           0.56, 0.52   0.60, 0.55
-//     gates in registers, x 8     0.52, 0.50   0.57, 0.55   0.45, 0.33
+//             128 x 4 x 8                                                0.56, 0.52   0.60, 0.55
+//     gates, 128 x 4 x 8 or 16    0.52, 0.50   0.57, 0.55   0.45, 0.33
 //     gates, 128 x 4 x 4 or 8     0.52, 0.47   0.59, 0.55   0.47, 0.39
 //
-// Of gates in registers backward one cell gained, and little: it takes loops that are written out,
-// 99 instructions an element instead of 152 at 0.44 a cycle instead of 0.57, with waits for
-// instructions among the rest. What else helped: both halves of a register widened by one operation
-// each (4 of 150 instructions), the bias' product with log2(e) taken once.
+// "gains" and "gates": kept in registers. Of gates backward one cell gained, and little: it takes
+// loops that are written out, 99 instructions an element instead of 152 at 0.44 a cycle instead of
+// 0.57, with waits for instructions among the rest. What else helped: both halves of a register
+// widened by one operation each (4 of 150 instructions), the bias' product with log2(e) taken once.
 //
 // One long channel, (1,2^26,1): tiles of 1024 steps with a node, a ticket and a look-back for each
 // warp are 65,536, of which 3,168 poll at once; 0.56 forward, 0.59 backward. A block's eight tiles
