@@ -205,28 +205,28 @@ struct RowLeaf {
       if constexpr (kWhole) {
         // Of those below, each branch waits for its own load.
         load_lanes<T>(s.data, channel, s.wide, vector_in[k].lane);
-        continue;
-      }
-      const Index step = opaque(s.channel * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T)));
-      const char* at = s.data + channel * step;
+      } else {
+        const Index step = opaque(s.channel * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T)));
+        const char* at = s.data + channel * step;
 #pragma unroll
-      for (int v = 0; v < W; ++v) {
-        if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
-        at = opaque(at + step);
+        for (int v = 0; v < W; ++v) {
+          if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
+          at = opaque(at + step);
+        }
       }
     }
     if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
     if constexpr (kWhole) {
       valid = (1u << kLeaf) - 1;
-      return;
-    }
-    const int low = t.low, high = t.high;
-    valid = steps_between(ascending ? low - from : from - (high - 1),
-                          ascending ? high - from : from - low + 1, g.leaf);
-    if (g.reset != nullptr) {
+    } else {
+      const int low = t.low, high = t.high;
+      valid = steps_between(ascending ? low - from : from - (high - 1),
+                            ascending ? high - from : from - low + 1, g.leaf);
+      if (g.reset != nullptr) {
 #pragma unroll 1
-      for (int i = 0; i < g.leaf; ++i) {
-        if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
+        for (int i = 0; i < g.leaf; ++i) {
+          if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
+        }
       }
     }
   }
@@ -276,16 +276,16 @@ struct RowLeaf {
       to = Constant<R>::of(0);
       if (s.data == nullptr) return;
       load_lanes<T>(s.data, t.row * s.batch + (t.position + r) * s.time + channel, false, to.lane);
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int v = 0; v < W; ++v) {
-      to.lane[v] =
-          s.data != nullptr && v < channels
-              ? load_element<T>(
-                    s.data, t.row * s.batch + (t.position + r) * s.time + (channel + v) * s.channel,
-                    false)
-              : Constant<A>::of(0);
+      for (int v = 0; v < W; ++v) {
+        to.lane[v] = s.data != nullptr && v < channels
+                         ? load_element<T>(s.data,
+                                           t.row * s.batch + (t.position + r) * s.time +
+                                               (channel + v) * s.channel,
+                                           false)
+                         : Constant<A>::of(0);
+      }
     }
   }
   /// The inputs in `set` of step i.
