@@ -22,7 +22,7 @@ struct Kernel {
 /// One pass of a cell for one dtype.
 struct PassKernels {
   Kernel rows;
-  Kernel whole;  ///< rows of calls whose tiles are all whole; not every cell has it
+  Kernel whole;  ///< rows of calls whose tiles are all whole
   Kernel columns;
   Kernel serial;
   Kernel ordered;  ///< not every cell has it
