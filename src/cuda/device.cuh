@@ -6,6 +6,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstdint>
+#include <type_traits>
+
 #include "cuda/args.hpp"
 #include "cuda/tuning.hpp"
 #include "scanrnn/core/half.hpp"
@@ -81,10 +84,21 @@ struct RawVector<8> {
 template <class T, int W>
 using Raw = typename RawVector<W* static_cast<int>(sizeof(T))>::Type;
 
+/// bfloat16 two at a time: one operation each, where the upper one alone would take two.
 template <class T, int W>
 __device__ __forceinline__ void widen(const Vector<T, W>& from, Acc<T> (&to)[W]) {
+  if constexpr (std::is_same_v<T, BFloat16> && W % 2 == 0) {
 #pragma unroll
-  for (int v = 0; v < W; ++v) to[v] = Element<T>::widen(from.element[v]);
+    for (int v = 0; v < W; v += 2) {
+      std::uint32_t pair;
+      memcpy(&pair, &from.element[v], sizeof(pair));
+      to[v] = detail::bits_to_float(pair << 16);
+      to[v + 1] = detail::bits_to_float(pair & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int v = 0; v < W; ++v) to[v] = Element<T>::widen(from.element[v]);
+  }
 }
 /// The 16-bit types two at a time, as the machine converts them.
 template <class T, int W>
@@ -104,8 +118,8 @@ __device__ __forceinline__ Vector<T, W> narrow(const Acc<T> (&from)[W]) {
 }
 
 template <class T, int W = kWidth<T>>
-__device__ __forceinline__ Vector<T, W> load_vector(const char* shared) {
-  const Raw<T, W> raw = *reinterpret_cast<const Raw<T, W>*>(shared);
+__device__ __forceinline__ Vector<T, W> load_vector(const char* from) {
+  const Raw<T, W> raw = *reinterpret_cast<const Raw<T, W>*>(from);
   Vector<T, W> v;
   memcpy(&v, &raw, sizeof(raw));
   return v;
@@ -129,6 +143,23 @@ __device__ __forceinline__ void store_element(char* data, Index at, bool wide, c
     reinterpret_cast<Acc<T>*>(data)[at] = v;
   } else {
     reinterpret_cast<T*>(data)[at] = Element<T>::narrow(v);
+  }
+}
+
+/// W neighbouring ones, all of them aligned to 16 bytes or their own size.
+template <class T, int W>
+__device__ __forceinline__ void load_lanes(const char* data, Index at, bool wide, Acc<T> (&to)[W]) {
+  if (sizeof(T) == sizeof(Acc<T>) || wide) {
+    constexpr int kEach = kWidth<Acc<T>> < W ? kWidth<Acc<T>> : W;
+#pragma unroll
+    for (int v = 0; v < W; v += kEach) {
+      const Vector<Acc<T>, kEach> some =
+          load_vector<Acc<T>, kEach>(data + (at + v) * static_cast<Index>(sizeof(Acc<T>)));
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) to[v + i] = some.element[i];
+    }
+  } else {
+    widen<T>(load_vector<T, W>(data + at * static_cast<Index>(sizeof(T))), to);
   }
 }
 

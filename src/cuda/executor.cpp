@@ -130,8 +130,9 @@ Plan make_plan(const Problem& p, int device) {
   const Kernel* kernel = &kernels.serial;
   // States are recomputed from checkpoints, so that tiles have to start at one.
   const int band_log2 = row_band_log2(kernels.rows.vector_bytes);
-  const int least_leaf =
-      p.backward && !p.state_is_output ? std::max(1, (kLeafSteps << band_log2) / kThreads) : 1;
+  const int least_leaf = p.backward && !p.state_is_output
+                             ? std::max(1, (kLeafSteps << band_log2) / (kernels.rows.warps * kWarp))
+                             : 1;
   if (plan.way == Way::rows &&
       kernels.rows.shared_bytes(band_log2, least_leaf, warps, kMaxLevels) + fixed_shared >
           most_shared) {
@@ -145,6 +146,8 @@ Plan make_plan(const Problem& p, int device) {
   if (plan.way == Way::rows) {
     kernel = &kernels.rows;
     plan.prepared = &prepared.rows;
+    warps = kernel->warps;
+    const int threads = warps * kWarp;
     g.leaf = kernel->leaf;
     const int band_leaves_log2 = log2_at_least(kWarp) - band_log2;
     while (g.leaf > 1 && kernel->shared_bytes(band_log2, g.leaf, warps, kMaxLevels) + fixed_shared >
@@ -156,14 +159,14 @@ Plan make_plan(const Problem& p, int device) {
     if (!packed) {
       // Sequences shorter than a tile leave threads over, which take more channels.
       const int needed = log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf)));
-      const int spare = log2_at_least(kThreads) - std::max(needed, band_leaves_log2);
+      const int spare = log2_at_least(threads) - std::max(needed, band_leaves_log2);
       if (spare > band_log2) g.across_log2 = std::min(spare, all);
       // What is left over then takes other sequences, two warps at least each.
       if (g.across_log2 <= band_log2) {
-        g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(kWarps) - 1);
+        g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(warps) - 1);
       }
     }
-    rows = (kThreads >> g.across_log2 >> g.teams_log2) * g.leaf;
+    rows = (threads >> g.across_log2 >> g.teams_log2) * g.leaf;
     lanes = width << g.across_log2;
   } else if (plan.way == Way::columns) {
     kernel = &kernels.columns;
@@ -262,6 +265,7 @@ Plan make_plan(const Problem& p, int device) {
   const Index item_lanes = g.groups * lanes;
   const std::size_t slot_bytes = static_cast<std::size_t>(g.tile_items * item_lanes) * accumulated;
   signed char slots = 0;
+  bool sums_vectors_only = true;
   for (int i = 0; p.backward && i < p.inputs; ++i) {
     const Array<3>& din = p.din[i];
     if (!din) continue;
@@ -283,6 +287,7 @@ Plan make_plan(const Problem& p, int device) {
     r.channels = p.channels;
     if (plan.blocks == 0) continue;  // sums of nothing
     if (sums_time) {
+      sums_vectors_only = sums_vectors_only && is_vector;
       // The kernel leaves a sum for each tile, which lie in order.
       g.sum_slot[i] = slots++;
       r.rows = packed ? 1 : p.sequences;
@@ -320,9 +325,17 @@ Plan make_plan(const Problem& p, int device) {
     g.has_wide = g.has_wide || g.din[i].wide;
     g.is_direct = g.is_direct && (g.din[i].wide || g.din[i].vector);
   }
-  if (plan.way == Way::rows && kernels.whole.function != nullptr && g.is_regular && g.is_direct &&
-      !g.has_wide && slots == 0 && g.cu_seqlens == nullptr && g.lengths == nullptr &&
-      g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
+  // Whole tiles read a thread's channels at once of all there is.
+  bool reads_lanes = reinterpret_cast<std::uintptr_t>(g.checkpoints) % kVectorBytes == 0;
+  for (int i = 0; i < p.inputs; ++i) {
+    const Steps& s = g.in[i];
+    if ((p.vector_inputs >> i & 1u) == 0 || s.data == nullptr) continue;
+    reads_lanes = reads_lanes && s.channel == 1 &&
+                  reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0;
+  }
+  if (plan.way == Way::rows && kernels.whole.function != nullptr && reads_lanes && g.is_regular &&
+      g.is_direct && !g.has_wide && sums_vectors_only && g.cu_seqlens == nullptr &&
+      g.lengths == nullptr && g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
     plan.kernel = &kernels.whole;
     plan.prepared = &prepared.whole;
     if (kernels.clusters.function != nullptr && forced == nullptr &&

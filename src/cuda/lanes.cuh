@@ -119,6 +119,9 @@ SCANRNN_HD Lanes<T, N> softplus(const Lanes<T, N>& p) {
 template <class T>
 struct Functions {
   static SCANRNN_HD Acc<T> sigmoid(const Acc<T>& v) { return scanrnn::sigmoid(v); }
+  static SCANRNN_HD Acc<T> sigmoid(const Acc<T>& v, const Acc<T>& bias) {
+    return scanrnn::sigmoid(v + bias);
+  }
   static SCANRNN_HD Acc<T> tanh(const Acc<T>& v) { return scanrnn::tanh(v); }
   static SCANRNN_HD Exponential<Acc<T>> exponential(const Acc<T>& v) {
     return scanrnn::exponential(v);
@@ -130,6 +133,11 @@ struct Functions {
 struct HalfFunctions : Functions<float> {
   static __device__ __forceinline__ float sigmoid(float v) {
     return reciprocal(1.0f + device::power_of_2(v * -0x1.715476p+0f));
+  }
+  /// The bias' product is the same for every step.
+  static __device__ __forceinline__ float sigmoid(float v, float bias) {
+    const float scale = -0x1.715476p+0f;
+    return reciprocal(1.0f + device::power_of_2(::fmaf(v, scale, bias * scale)));
   }
   static __device__ __forceinline__ Exponential<float> exponential(float v) {
     return {device::power_of_2(v * 0x1.715476p+0f), scanrnn::exponential(v).minus_one};
@@ -153,6 +161,10 @@ struct Functions<BFloat16> : HalfFunctions {
 template <class T, int N>
 SCANRNN_HD Lanes<T, N> sigmoid(const Lanes<T, N>& p) {
   return each_lane<T, N>([&](int v) { return Functions<T>::sigmoid(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> sigmoid(const Lanes<T, N>& p, const Lanes<T, N>& bias) {
+  return each_lane<T, N>([&](int v) { return Functions<T>::sigmoid(p.lane[v], bias.lane[v]); });
 }
 template <class T, int N>
 SCANRNN_HD Lanes<T, N> tanh(const Lanes<T, N>& p) {

@@ -50,6 +50,11 @@ struct Pass {
   static constexpr bool opens = recomputes && opens_gates<Cell> && sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
+  /// Elements of 16 bits leave no room for that: of whole tiles a thread holds the gains in
+  /// registers instead, where the rest of a step is had from them.
+  template <class T>
+  static constexpr bool holds_gains =
+      !backward && HasInput<Cell>::value && sizeof(T) < sizeof(Acc<T>);
   /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
   /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =

@@ -19,28 +19,34 @@
 
 namespace scanrnn::cuda {
 
-/// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
-inline constexpr int kMostTeams = kWarps / 2;
-
 /// Threads that share a tile, and which of them this one is.
 struct Team {
   int threads, thread, number;
-  __device__ __forceinline__ explicit Team(const Args& g)
-      : threads(kThreads >> g.teams_log2),
+  bool is_block;
+  __device__ __forceinline__ Team(const Args& g, int block_log2)
+      : threads(1 << (block_log2 - g.teams_log2)),
         thread(static_cast<int>(threadIdx.x) & (threads - 1)),
-        number(static_cast<int>(threadIdx.x) >> (kThreadsLog2 - g.teams_log2)) {}
-  __device__ __forceinline__ bool is_block() const { return threads == kThreads; }
+        number(static_cast<int>(threadIdx.x) >> (block_log2 - g.teams_log2)),
+        is_block(g.teams_log2 == 0) {}
 };
 
 template <class Cell, bool kBackward, class T>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
+  static constexpr RowShape shape =
+      row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots, Base::recomputes,
+                Base::template holds_gains<T>);
   /// How a row is cut into vectors.
-  static constexpr int vector_bytes = row_vector_bytes(Cell::step_is_input, kBackward, sizeof(T));
+  static constexpr int vector_bytes = shape.vector_bytes;
   static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
   static constexpr int width_log2 = width == 8 ? 3 : (width == 4 ? 2 : (width == 2 ? 1 : 0));
   using Elements = Vector<T, width>;
+  /// Of a block.
+  static constexpr int threads = shape.threads, warps = threads / kWarp;
+  static constexpr int threads_log2 = threads == 128 ? 7 : (threads == 256 ? 8 : 9);
+  /// Teams that a block may have. One has two warps at least: swizzled chunks repeat every 64.
+  static constexpr int most_teams = warps / 2;
   /// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, or two,
   /// and as many are merged first also where rows are wider and a warp holds fewer: results don't
   /// depend on how long the call's other sequences are.
@@ -48,9 +54,9 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf = row_leaf(Base::slots, Base::recomputes, vector_bytes);
+  static constexpr int leaf = shape.leaf;
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
-    return kThreads * leaf_steps * vector_bytes;
+    return threads * leaf_steps * vector_bytes;
   }
   static constexpr SCANRNN_HD int staged_bytes(int leaf_steps) {
     return Base::slots * slot_bytes(leaf_steps);
@@ -59,14 +65,14 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
   /// parts of the time axis that a warp holds; or one for each leaf.
   static constexpr SCANRNN_HD int maps(int across) {
-    return (across > band_vectors ? kThreads / across : kWarps) * across * width;
+    return (across > band_vectors ? threads / across : warps) * across * width;
   }
   /// Recomputed states, a leaf's one after the other for each thread.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes ? kThreads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
+    return Base::recomputes ? threads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
   }
   /// Leaves' maps in the order of time, where states are recomputed.
-  static constexpr SCANRNN_HD int maps_in_time() { return Base::recomputes ? kThreads * width : 0; }
+  static constexpr SCANRNN_HD int maps_in_time() { return Base::recomputes ? threads * width : 0; }
   /// Parts of what precedes a tile: (levels, groups of children, channels).
   static constexpr SCANRNN_HD int parts(int across, int levels) {
     return levels * kGroups * across * width;
@@ -74,7 +80,7 @@ struct RowPass : Pass<Cell, kBackward> {
   /// What a block is given beside its static part: slots, recomputed states, maps, parts, and the
   /// states that the pass starts from, of a block's only tile or of its teams'.
   static constexpr int shared_bytes(int across, int leaf_steps, int levels) {
-    const int teams = levels > 0 || across > band_vectors ? 1 : kMostTeams;
+    const int teams = levels > 0 || across > band_vectors ? 1 : most_teams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
            (maps(across) + parts(across, levels) + maps_in_time()) *
                static_cast<int>(sizeof(Affine<Acc<T>>)) +
@@ -83,8 +89,8 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
   /// that a thread may use.
   static constexpr int blocks() {
-    // Backward, eight channels a thread take more registers than three blocks leave.
-    if (width == 8 && kBackward) return 2;
+    // Backward, eight channels a thread take more registers than three blocks of 256 leave.
+    if (width == 8 && kBackward && threads > 128) return 2;
     const int rest = (Base::recomputes ? 16 : 8) * 1024;
     return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
   }
@@ -94,13 +100,13 @@ template <class P>
 struct RowShared {
   using A = Acc<typename P::Type>;
   static constexpr int channels = P::band_vectors * P::width;
-  Tile tile[kMostTeams];
+  Tile tile[P::most_teams];
   unsigned ticket;
-  bool band_cut[kWarps];
-  unsigned lane_cuts[kWarps];                 // a bit a lane
-  bool leaf_cut[kThreads / P::band_vectors];  // where leaves are kept one by one
+  bool band_cut[P::warps];
+  unsigned lane_cuts[P::warps];                 // a bit a lane
+  bool leaf_cut[P::threads / P::band_vectors];  // where leaves are kept one by one
   bool part_cut[kMaxLevels * kGroups];
-  A band_enter[kWarps][channels];  // the states before each warp's band
+  A band_enter[P::warps][channels];  // the states before each warp's band
 };
 
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of
@@ -126,20 +132,22 @@ __device__ __forceinline__ int row_element(const Args& g, int row, int channel) 
 }
 
 /// A thread's leaf: g.leaf steps of W channels. Steps are numbered in the order of the pass.
-template <class P, class T>
+template <class P, class T, bool kWhole>
 struct RowLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
   static constexpr int W = P::width, kLeaf = P::leaf;
   using R = Lanes<T, W>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
+  static constexpr bool kHoldsGains = kWhole && P::template holds_gains<T>;
   static constexpr bool kOpens = P::template opens<T>;
   using Opened = typename P::template Opened<T>;
-  /// Cells unrolled would not fit into the instruction cache.
+  /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
-  static constexpr int kUnrolled = !kIsPlain<kMode> || P::slots > 4 ? 1
-                                   : Cell::step_is_input            ? kLeaf
-                                                                    : 2;
+  static constexpr int kUnrolled = kHoldsGains                        ? kLeaf
+                                   : !kIsPlain<kMode> || P::slots > 4 ? 1
+                                   : Cell::step_is_input              ? kLeaf
+                                                                      : 2;
 
   const Args& g;
   const Tile& t;
@@ -165,6 +173,9 @@ struct RowLeaf {
   R c_start;         // recomputed: before the leaf in the order of time
   R sum[P::inputs];  // of gradients
 
+  // Forward.
+  R gains[kHoldsGains ? kLeaf : 1];  // of the steps
+
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
                                      const Team& team)
@@ -183,7 +194,7 @@ struct RowLeaf {
     down = ascending ? 1 : -1;
     channel = channel0 + column * W;
     const Index rest = g.channels - channel;
-    channels = static_cast<int>(rest < 0 ? 0 : (rest < W ? rest : W));
+    channels = kWhole ? W : static_cast<int>(rest < 0 ? 0 : (rest < W ? rest : W));
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       sum[k] = Constant<R>::of(0);
@@ -191,22 +202,31 @@ struct RowLeaf {
       vector_in[k] = Constant<R>::of(0);
       const Steps& s = g.in[k];
       if (s.data == nullptr) continue;
-      const Index step = opaque(s.channel * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T)));
-      const char* at = s.data + channel * step;
+      if constexpr (kWhole) {
+        // Of those below, each branch waits for its own load.
+        load_lanes<T>(s.data, channel, s.wide, vector_in[k].lane);
+      } else {
+        const Index step = opaque(s.channel * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T)));
+        const char* at = s.data + channel * step;
 #pragma unroll
-      for (int v = 0; v < W; ++v) {
-        if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
-        at = opaque(at + step);
+        for (int v = 0; v < W; ++v) {
+          if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
+          at = opaque(at + step);
+        }
       }
     }
     if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
-    const int low = t.low, high = t.high;
-    valid = steps_between(ascending ? low - from : from - (high - 1),
-                          ascending ? high - from : from - low + 1, g.leaf);
-    if (g.reset != nullptr) {
+    if constexpr (kWhole) {
+      valid = (1u << kLeaf) - 1;
+    } else {
+      const int low = t.low, high = t.high;
+      valid = steps_between(ascending ? low - from : from - (high - 1),
+                            ascending ? high - from : from - low + 1, g.leaf);
+      if (g.reset != nullptr) {
 #pragma unroll 1
-      for (int i = 0; i < g.leaf; ++i) {
-        if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
+        for (int i = 0; i < g.leaf; ++i) {
+          if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
+        }
       }
     }
   }
@@ -252,14 +272,20 @@ struct RowLeaf {
   /// A row beyond the tile.
   __device__ __forceinline__ void read_outside(int slot, int r, R& to) const {
     const Steps& s = staged_array<P>(g, slot);
+    if constexpr (kWhole) {
+      to = Constant<R>::of(0);
+      if (s.data == nullptr) return;
+      load_lanes<T>(s.data, t.row * s.batch + (t.position + r) * s.time + channel, false, to.lane);
+    } else {
 #pragma unroll
-    for (int v = 0; v < W; ++v) {
-      to.lane[v] =
-          s.data != nullptr && v < channels
-              ? load_element<T>(
-                    s.data, t.row * s.batch + (t.position + r) * s.time + (channel + v) * s.channel,
-                    false)
-              : Constant<A>::of(0);
+      for (int v = 0; v < W; ++v) {
+        to.lane[v] = s.data != nullptr && v < channels
+                         ? load_element<T>(s.data,
+                                           t.row * s.batch + (t.position + r) * s.time +
+                                               (channel + v) * s.channel,
+                                           false)
+                         : Constant<A>::of(0);
+      }
     }
   }
   /// The inputs in `set` of step i.
@@ -372,7 +398,7 @@ struct RowLeaf {
   }
   /// Where the recomputed state after step i is kept.
   __device__ __forceinline__ R* state_of(int i) const {
-    return reinterpret_cast<R*>(kept) + (i * kThreads + static_cast<int>(threadIdx.x));
+    return reinterpret_cast<R*>(kept) + (i * P::threads + static_cast<int>(threadIdx.x));
   }
   /// From c_start on.
   template <RowMode kMode>
@@ -394,9 +420,9 @@ struct RowLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) const {
+  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) {
     R gain;
-    GainProduct<T> gains[W];
+    GainProduct<T> products[W];
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
     if constexpr (P::backward) gain = entry_gain;
 #pragma unroll(kUnrolled<kMode>)
@@ -422,17 +448,18 @@ struct RowLeaf {
           keep<kMode>(P::kept_a, i, step.a);
           keep<kMode>(P::kept_x, i, step.x);
         }
+        if constexpr (kHoldsGains) gains[i] = step.a;
       }
       cut = cut || reset;
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         map[v].x = reset ? step.x.lane[v] : fma(step.a.lane[v], map[v].x, step.x.lane[v]);
-        gains[v].times(step.a.lane[v]);
+        products[v].times(step.a.lane[v]);
       }
       if constexpr (P::backward) reset = resets_at<kMode>(i);
     }
 #pragma unroll
-    for (int v = 0; v < W; ++v) map[v].a = gains[v].value();
+    for (int v = 0; v < W; ++v) map[v].a = products[v].value();
   }
 
   /// Where step 0 of the leaf lies in an output.
@@ -491,7 +518,11 @@ struct RowLeaf {
         read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
       } else {
         read_inputs<kMode>(P::all, i, in);
-        step = cell.step(in);
+        if constexpr (kHoldsGains) {
+          step = {gains[i], cell.input(in, gains[i])};
+        } else {
+          step = cell.step(in);
+        }
       }
       advance(state, step.a, step.x, resets_at<kMode>(i));
       if (!kIsPlain<kMode> && i == last) leave = state;
@@ -560,12 +591,12 @@ struct RowLeaf {
   }
 };
 
-/// Whether a block's elements that are kThreads apart are swizzled alike.
+/// Whether a block's elements that are a block apart are swizzled alike.
 template <class P>
 __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
-  if (!team.is_block()) return false;
+  if (!team.is_block) return false;
   return g.across_log2 == P::band_log2 ||
-         kThreads * sizeof(typename P::Type) % (64 * P::vector_bytes) == 0;
+         P::threads * sizeof(typename P::Type) % (64 * P::vector_bytes) == 0;
 }
 
 /// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
@@ -647,7 +678,7 @@ __device__ __forceinline__ void stage_rows(const Steps& s, const Args& g, const 
       for (int i = 0; i < count; ++i) {
         copy_async<kBytes>(to, from);
         from = opaque(from + step_bytes);
-        to += kThreads * kBytes;
+        to += P::threads * kBytes;
       }
       return;
     }
@@ -697,7 +728,7 @@ __device__ __forceinline__ void write_rows(const Steps& s, const Args& g, const 
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
-        from += kThreads * kBytes;
+        from += P::threads * kBytes;
         to += step_bytes;
       }
       return;
@@ -741,7 +772,7 @@ __device__ __forceinline__ decltype(auto) known(const Args& args) {
     g.has_wide = false;
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
-      g.sum_slot[k] = -1;
+      if (!P::has(P::vectors, k)) g.sum_slot[k] = -1;
       g.din[k].wide = false;
     }
     g.out.wide = false;
@@ -751,10 +782,11 @@ __device__ __forceinline__ decltype(auto) known(const Args& args) {
   }
 }
 
-/// kWhole: for calls that are regular and direct, without a reset or a sum over time, where tiles
-/// divide all rows' steps and channels.
+/// kWhole: for calls that are regular and direct, without a reset or a sum over time but those of
+/// vector inputs, where tiles divide all rows' steps and channels.
 template <class Cell, class T, bool kBackward, bool kWhole = false>
-__global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks()))
+__global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
+                                  (RowPass<Cell, kBackward, T>::blocks()))
     run_rows(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
   using P = RowPass<Cell, kBackward, T>;
   const Args& g = known<P, kWhole>(args);
@@ -768,7 +800,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   extern __shared__ __align__(128) char slots[];
   __shared__ RowShared<P> shared;
 
-  const Team team(g);
+  const Team team(g, P::threads_log2);
   const int across = 1 << g.across_log2;
   const int leaves = team.threads >> g.across_log2;
   const int rows = leaves * g.leaf;
@@ -813,8 +845,8 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   // own leaves where nobody else reads them.
   const bool is_whole =
       kWhole || (g.is_regular && t.low == 0 && t.high == rows && channel0 + width <= g.channels);
-  constexpr int kRows = kAlone ? P::band_leaves : kThreads / P::band_vectors;
-  const int band = g.reverse ? kWarps - 1 - block_warp : block_warp;
+  constexpr int kRows = kAlone ? P::band_leaves : P::threads / P::band_vectors;
+  const int band = g.reverse ? P::warps - 1 - block_warp : block_warp;
   const int first_row = kAlone ? band * P::band_leaves * P::leaf + lane / P::band_vectors
                                : static_cast<int>(threadIdx.x) / P::band_vectors;
   const auto stage = [&](bool late) {
@@ -842,11 +874,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
                     ? load_state<T>(g.enter, t.sequence, channel0 + ch)
                     : zero;
   }
-  RowLeaf<P, T> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
-  if constexpr (kWhole) {
-    leaf.valid = (1u << P::leaf) - 1;
-    leaf.channels = W;
-  }
+  RowLeaf<P, T, kWhole> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
     leaf.entry_gain = Constant<R>::of(1);
@@ -861,10 +889,14 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     since_checkpoint = static_cast<int>(step0 % kLeafSteps) >> (31 - __clz(g.leaf));
     const bool has_steps = leaf.valid != 0 && channels > 0;
     const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
+    if constexpr (kWhole) {
+      load_lanes<T>(g.checkpoints, at, true, leaf.c_start.lane);
+    } else {
 #pragma unroll
-    for (int v = 0; v < W; ++v) {
-      leaf.c_start.lane[v] =
-          has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
+      for (int v = 0; v < W; ++v) {
+        leaf.c_start.lane[v] =
+            has_steps && v < channels ? reinterpret_cast<const A*>(g.checkpoints)[at + v] : zero;
+      }
     }
   }
   await_groups<1>();
@@ -934,7 +966,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
   // Neighbours in time are `across` threads apart.
   const bool is_wide = across > P::band_vectors;
   const Division division{g.leaf, leaves, is_wide ? P::band_leaves : kWarp / across,
-                          g.levels > 0 ? kWarps : 1};
+                          g.levels > 0 ? P::warps : 1};
   Tracer<Cell, A, W> tracer(cell, g, t, division, leaf.place, leaf.channel);
   tracer.leaf(map, cut);
   if (is_wide) {
@@ -978,13 +1010,13 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     };
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
-        Segment<A> band[kWarps];  // merged in pairs: the others wait for this
+        Segment<A> band[P::warps];  // merged in pairs: the others wait for this
 #pragma unroll
-        for (int b = 0; b < kWarps; ++b) band[b] = total(b, ch);
+        for (int b = 0; b < P::warps; ++b) band[b] = total(b, ch);
 #pragma unroll
-        for (int by = 1; by < kWarps; by *= 2) {
+        for (int by = 1; by < P::warps; by *= 2) {
 #pragma unroll
-          for (int b = 0; b < kWarps; b += 2 * by) {
+          for (int b = 0; b < P::warps; b += 2 * by) {
             band[b] = merge(band[b], band[b + by]);
             tracer.warps(by, b, channel0 + ch, band[b + by].map.x, band[b]);
           }
@@ -998,7 +1030,7 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
     } else if (!is_idle) {
-      for (int part = warp - 1; part < g.levels * kGroups; part += kWarps - 1) {
+      for (int part = warp - 1; part < g.levels * kGroups; part += P::warps - 1) {
         const int level = part / kGroups, first = part % kGroups * kAhead;
         if (digit_of(t.number, level) <= first) continue;
         for (int ch = lane; ch < width; ch += kWarp) {
@@ -1105,12 +1137,12 @@ __global__ void __launch_bounds__(kThreads, (RowPass<Cell, kBackward, T>::blocks
     pad_rows<T>(s, g, t, channel0,
                 static_cast<int>(min(static_cast<Index>(width), g.channels - channel0)), team);
   };
-  if constexpr (kWhole) return;
+  if constexpr (kWhole && !(kBackward && P::vectors != 0)) return;
   if constexpr (kBackward) {
     if (!g.is_direct) __syncthreads();
 #pragma unroll 1
     for (int k = 0; k < P::inputs; ++k) {
-      if (P::has(P::vectors, k) || g.sum_slot[k] >= 0) continue;
+      if (kWhole || P::has(P::vectors, k) || g.sum_slot[k] >= 0) continue;
       if (is_staged(g.din[k])) {
         write_rows<P>(g.din[k], g, t, channel0, rows,
                       own_slots + P::din_slot(k) * P::slot_bytes(g.leaf), team);

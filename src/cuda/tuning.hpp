@@ -153,10 +153,49 @@
 // arrive later (sru 0.63, qrnn_fo 0.57, gilr 0.66, min_lstm 0.70; forward bfloat16 0.69 instead of
 // 0.72).
 //
+// Whole tiles of cells in the kernel that tests nothing, which the scan alone had had, and there
+// biases summed too; a bias read in vectors, where a branch for each channel had waited for its own
+// load before the next one's; both sides of an activation computed instead of a branch around one
+// (rg_lru only: others' are the same within 0.01). 16,4096,512 and 1,65536,512, float32:
+//
+//                   before        whole         and no branch
+//   sru forward     0.89, 0.78    0.91, 0.86    0.92, 0.87
+//   sru backward    0.68, 0.68    0.79, 0.79    0.79, 0.80
+//   min_gru         0.85, 0.82    0.90, 0.87    0.89, 0.87
+//   its backward    0.76, 0.72    0.88, 0.86    0.87, 0.87
+//   qrnn_fo         0.77, 0.70    0.87, 0.80    0.87, 0.80
+//   its backward    0.63, 0.62    0.73, 0.74    0.73, 0.73
+//   rg_lru          0.74, 0.73    0.81, 0.78    0.86, 0.85
+//   its backward    0.64, 0.64    0.71, 0.72    0.78, 0.80
+//
+// Blocks of 128 threads with twice the steps, which have half the warps for what is done once a
+// warp, lose in float32: sru backward 0.76, qrnn_fo 0.84 and 0.67, rg_lru 0.71 and 0.62.
+//
 // The 16-bit types have half the time for an element, and no slot wide enough to keep a step in:
-// gates are computed twice. Forward eight channels a thread are best (gilr 0.52, four 0.47),
-// backward four (gilr 0.50, eight 0.45; sru 0.31 in three blocks with spills, 0.27 in two without,
-// eight channels 0.23). The scan takes eight in both (0.79, four 0.55).
+// gates are computed twice, and the machine's exponentials and reciprocals, 8 cycles a warp and
+// scheduler each, alone take three quarters of sru backward's time. sru forward ran 75 instructions
+// an element, of which 35 in the loops, in blocks of 256 threads at 0.73 a cycle and scheduler; in
+// blocks of 128 with twice the steps 57, but at 0.58: of 4.9 cycles an instruction a warp stands
+// 1.1 in fixed latencies, 0.7 in reads of memory, 0.5 at barriers. bfloat16, 16,4096,512 and
+// 1,65536,512, after the above (before it sru 0.57, 0.51 and backward 0.36, 0.34, min_gru 0.59,
+// 0.53 and 0.52, 0.48, rg_lru 0.36, 0.35 and 0.41, 0.40):
+//
+//   threads x channels x steps    sru          min_gru      qrnn_fo      rg_lru       min_lstm
+//   forward   256 x 8 x 4 or 8    0.69, 0.63   0.69, 0.60   0.59, 0.53   0.40, 0.39   0.51, 0.49
+//             256 x 4 x 8         0.61, 0.57   0.51, 0.45   0.55, 0.49   0.39, 0.37
+//             128 x 8 x 8 or 16   0.68, 0.60   0.61, 0.57   0.58, 0.50   0.44, 0.41 (8 steps)
+//     gains, 128 x 8 x 8          0.73, 0.66   0.62, 0.51   0.50, 0.46
+//     gains, 128 x 4 x 16         0.64, 0.58   0.50, 0.43   0.50, 0.41
+//   backward  256 x 4 x 4 or 8    0.50, 0.46   0.61, 0.57   0.42, 0.39   0.51, 0.49   0.54, 0.53
+//             128 x 8 x 4 or 8    0.51, 0.48   0.68, 0.60   0.44, 0.41   0.40, 0.40   0.60, 0.58
+//             128 x 4 x 8                                                0.56, 0.52   0.60, 0.55
+//     gates, 128 x 4 x 8 or 16    0.52, 0.50   0.57, 0.55   0.45, 0.33
+//     gates, 128 x 4 x 4 or 8     0.52, 0.47   0.59, 0.55   0.47, 0.39
+//
+// "gains" and "gates": kept in registers. Of gates backward one cell gained, and little: it takes
+// loops that are written out, 99 instructions an element instead of 152 at 0.44 a cycle instead of
+// 0.57, with waits for instructions among the rest. What else helped: both halves of a register
+// widened by one operation each (4 of 150 instructions), the bias' product with log2(e) taken once.
 //
 // One long channel, (1,2^26,1): tiles of 1024 steps with a node, a ticket and a look-back for each
 // warp are 65,536, of which 3,168 poll at once; 0.56 forward, 0.59 backward. A block's eight tiles
@@ -202,20 +241,26 @@ inline constexpr int kMaxLevels = 9;
 /// Bytes that a thread moves at once.
 inline constexpr int kVectorBytes = 16;
 
-/// Bytes of a row that a thread moves at once, where channels lie side by side. Backward, cells of
-/// the 16-bit types take four channels a thread: eight of them take too many registers.
-constexpr SCANRNN_HD int row_vector_bytes(bool step_is_input, bool backward,
-                                          std::size_t element_bytes) {
-  return element_bytes == 2 && backward && !step_is_input ? 8 : kVectorBytes;
+/// How channels that lie side by side are cut: threads of a block, bytes of a row that a thread
+/// moves at once, steps that it runs of so many channels.
+struct RowShape {
+  int threads, vector_bytes, leaf;
+};
+/// The more arrays a step reads, the fewer steps fit into shared memory. `slots`: arrays that are
+/// staged.
+constexpr RowShape row_shape(std::size_t element_bytes, bool backward, bool step_is_input,
+                             int slots, bool recomputes, bool holds_gains) {
+  const int leaf = recomputes ? 4 : (slots <= 3 ? SCANRNN_ROW_LEAF : 4);
+  if (element_bytes > 2 || step_is_input) return {kThreads, kVectorBytes, leaf};
+  if (!backward) {
+    return holds_gains || slots == 3 ? RowShape{128, kVectorBytes, 8}
+                                     : RowShape{kThreads, kVectorBytes, leaf};
+  }
+  if (recomputes) return {128, kVectorBytes, 4};
+  return {128, slots <= 4 ? kVectorBytes : kVectorBytes / 2, 8};
 }
 /// So many vectors make a line of memory, the least width of a row where there are channels enough.
 constexpr SCANRNN_HD int row_band_log2(int vector_bytes) { return vector_bytes == 8 ? 4 : 3; }
-/// Leaves where channels lie side by side: steps that a thread runs, for a vector of channels. The
-/// more arrays a step reads, the fewer steps fit into shared memory.
-constexpr int row_leaf(int staged_arrays, bool recomputes, int vector_bytes) {
-  if (recomputes) return 4;
-  return (staged_arrays <= 3 ? SCANRNN_ROW_LEAF : 4) * kVectorBytes / vector_bytes;
-}
 
 /// Leaves where steps lie side by side: steps that a thread runs, for one channel. Where many
 /// arrays are staged, shorter ones leave room for more warps.

@@ -477,6 +477,24 @@ CASE(shapes) {
   });
 }
 
+// On GPUs, calls of whole tiles alone have kernels of their own; any other layout has the rest.
+CASE(whole_tiles) {
+  const Settings settings;
+  Random random;
+  for_each_cell([&](auto tag) {
+    using Cell = typename decltype(tag)::Type;
+    for (const DType dtype : kReals) {
+      Plane plane;
+      plane.batch = 2;
+      plane.time = 512;
+      plane.reverse = random.chance(0.5);
+      const auto in = make_inputs<Cell>(random, dtype, 64, plane);
+      const Note note(in.text());
+      check_all(in, random, {3});
+    }
+  });
+}
+
 CASE(long_sequences) {
   const Settings settings;
   Random random;

@@ -87,6 +87,13 @@ using OpenedType = typename OpenedOf<Cell>::Type;
 template <class Cell>
 inline constexpr bool opens_gates = !std::is_same_v<OpenedType<Cell>, Cell>;
 
+/// A cell may have `R input(in, gain)`, the x of its step's map from the a, where that takes far
+/// less than the a: an executor that runs a step twice then keeps the a alone.
+template <class Cell, class = void>
+struct HasInput : std::false_type {};
+template <class Cell>
+struct HasInput<Cell, std::void_t<decltype(&Cell::template input<float>)>> : std::true_type {};
+
 template <class Cell>
 struct CellTraits {
   static constexpr unsigned all_inputs = (1u << Cell::inputs) - 1;

@@ -81,6 +81,13 @@ __device__ __forceinline__ float minimum(float p, float q) {
   return p <= q || p != p ? p : q;
 #endif
 }
+/// `yes` where v >= 0, else `no`. Both are computed: of ?: the compiler makes a branch around the
+/// costlier one, where several numbers at once would not wait for each other.
+__device__ __forceinline__ float where_positive(float v, float yes, float no) {
+  float r;
+  asm("slct.f32.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(yes), "f"(no), "f"(v));
+  return r;
+}
 /// exp(v) for v < 128 log(2). The exponent v log2(e) is rounded down, so that what its rounding has
 /// lost is a number in [0, 1): a saturated one, which is 0 where v is infinite. For that `log2_e`
 /// is rounded too, down where results above 1 count, up where those below do.
@@ -120,6 +127,12 @@ SCANRNN_HD double sigmoid(double v) {
   return (v < 0 ? e : 1.0) / (1.0 + e);
 }
 
+/// sigmoid(v + bias).
+template <class R>
+SCANRNN_HD R sigmoid(const R& v, const R& bias) {
+  return sigmoid(v + bias);
+}
+
 SCANRNN_HD float tanh(float v) {
 #if defined(__CUDA_ARCH__)
   const float magnitude = ::fabsf(v);
@@ -132,7 +145,7 @@ SCANRNN_HD float tanh(float v) {
   p = ::fmaf(p, s, -0x1.b89edap-5f);
   p = ::fmaf(p, s, 0x1.1109dcp-3f);
   p = ::fmaf(p, s, -0x1.55553ep-2f);
-  return magnitude > 0.6f ? large : ::fmaf(p * s, v, v);
+  return device::where_positive(magnitude - 0.6f, large, ::fmaf(p * s, v, v));
 #else
   return ::tanhf(v);
 #endif
@@ -203,7 +216,7 @@ SCANRNN_HD Exponential<float> exponential(float v) {
   p = ::fmaf(p, v, 0x1.554ac2p-5f);
   p = ::fmaf(p, v, 0x1.55550cp-3f);
   p = ::fmaf(p, v, 0x1.fffffep-2f);
-  return {e, v < -0.7f ? e - 1.0f : ::fmaf(p * v, v, v)};
+  return {e, device::where_positive(v + 0.7f, ::fmaf(p * v, v, v), e - 1.0f)};
 #else
   return {::expf(v), ::expm1f(v)};
 #endif

@@ -19,15 +19,13 @@ PassKernels pass_kernels() {
   k.rows = {reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward>),
             "rows",
             Rows::leaf,
-            kWarps,
+            Rows::warps,
             Rows::vector_bytes,
             [](int log2, int leaf, int, int levels) {
               return Rows::shared_bytes(1 << log2, leaf, levels);
             }};
-  if constexpr (Cell::step_is_input) {
-    k.whole = k.rows;
-    k.whole.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
-  }
+  k.whole = k.rows;
+  k.whole.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
   if constexpr (has_clusters<Cell, T, kBackward>) {
     k.clusters = {reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward>),
                   "clusters",

@@ -23,7 +23,7 @@ struct Kernel {
 /// One pass of a cell for one dtype.
 struct PassKernels {
   Kernel rows;
-  Kernel whole;     ///< rows of calls whose tiles are all whole; not every cell has it
+  Kernel whole;     ///< rows of calls whose tiles are all whole
   Kernel clusters;  ///< the same by clusters of blocks; not every cell and dtype has it
   Kernel columns;
   Kernel serial;

@@ -51,7 +51,11 @@ struct Sru : CellBase {
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, (Constant<R>::of(1) - f) * in[kU]};
+    return {f, input(in, f)};
+  }
+  template <class R>
+  SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
+    return (Constant<R>::of(1) - f) * in[kU];
   }
   template <class R>
   SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
@@ -61,7 +65,7 @@ struct Sru : CellBase {
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
     if constexpr (kOpened) return in[kForget];
-    return sigmoid(in[kForget] + in[kBiasForget]);
+    return sigmoid(in[kForget], in[kBiasForget]);
   }
   template <class R>
   SCANRNN_HD R output_adjoint(const R (&in)[inputs], const R& c, const R& dh) const {
@@ -76,9 +80,9 @@ struct Sru : CellBase {
     const R keep = one - f;
     const R pass = one - r;
     din[kU] = keep * g;
-    din[kForget] = f * keep * (c_prev - in[kU]) * g;
-    din[kReset] = r * pass * (activate<kLast>(activation, c) - in[kSkip]) * dh;
     din[kSkip] = pass * dh;
+    din[kForget] = f * (c_prev - in[kU]) * din[kU];
+    din[kReset] = r * (activate<kLast>(activation, c) - in[kSkip]) * din[kSkip];
     din[kBiasForget] = din[kForget];
     din[kBiasReset] = din[kReset];
   }
@@ -89,7 +93,7 @@ struct Sru : CellBase {
   template <class R>
   SCANRNN_HD R reset(const R (&in)[inputs]) const {
     if constexpr (kOpened) return in[kReset];
-    return sigmoid(in[kReset] + in[kBiasReset]);
+    return sigmoid(in[kReset], in[kBiasReset]);
   }
 };
 
