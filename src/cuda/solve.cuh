@@ -15,6 +15,7 @@
 
 #include <utility>
 
+#include "common/solve_problem.hpp"
 #include "cuda/solve_args.hpp"
 #include "cuda/solve_tuning.hpp"
 #include "cuda/tile.cuh"
@@ -238,6 +239,65 @@ __device__ __forceinline__ void run_steps(const SolveArgs& g, const Cell& cell, 
     gather<T>(ahead[0], vector, in, cell);
     step(in, cut[0]);
   }
+}
+
+/// Whether no number of a map's gain is more than a size.
+template <class A, int N>
+__device__ __forceinline__ bool is_within(const A (&gain)[N][N], A most) {
+  bool is = true;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) is = is && magnitude(gain[i][j]) <= most;
+  }
+  return is;
+}
+
+/// Of the threads that go the same way here.
+__device__ __forceinline__ bool any_of_warp(bool value) {
+  return __any_sync(__activemask(), value) != 0;
+}
+
+/// run_steps of a segment with its tangent, which is 0 from where it has vanished (a channel's at
+/// the next of every kTangentSteps, whatever the others do), and left alone once all have.
+template <int kAhead, class T, class Cell>
+__device__ __forceinline__ void run_with_tangent(
+    const SolveArgs& g, const Cell& cell, const Span& span, Index d,
+    const Acc<T> (&vector)[Cell::inputs], Index first, int count,
+    const Acc<T> (&start)[Cell::states], Acc<T> (&end)[Cell::states],
+    Acc<T> (&gain)[Cell::states][Cell::states]) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  Dual<A, N> state[N];
+  independent(start, state);
+  bool goes_on = true;
+  while (goes_on && count > 0) {
+    const int steps = count < kTangentSteps ? count : kTangentSteps;
+    run_steps<true, kAhead, T>(g, cell, span, d, vector, first, steps, state);
+    first += steps;
+    count -= steps;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) gain[i][j] = state[i].slope[j];
+    }
+    const bool has_vanished = is_within(gain, Vanished<A>::kTangent);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        if (has_vanished) state[i].slope[j] = Constant<A>::of(0);
+      }
+    }
+    goes_on = any_of_warp(!has_vanished);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    end[i] = state[i].value;
+#pragma unroll
+    for (int j = 0; j < N; ++j) gain[i][j] = state[i].slope[j];
+  }
+  if (count > 0) run_steps<true, kAhead, T>(g, cell, span, d, vector, first, count, end);
 }
 
 // Maps as the core has them, from the numbers of a step.
@@ -573,8 +633,7 @@ __device__ __forceinline__ bool rests(const SolveArgs& g, const A (&start)[N], c
   return rests;
 }
 
-/// Takes back the moves of channels that get nowhere, where few segments are left to be run
-/// serially, so that it's done sooner than the passes that are left. Their starts say so.
+/// Takes back the moves of channels that get nowhere. Their starts say so.
 template <class T, class Cell>
 __device__ __forceinline__ void give_up(const SolveArgs& g, const Unit& u, unsigned pass,
                                         const Share& share,
@@ -583,26 +642,24 @@ __device__ __forceinline__ void give_up(const SolveArgs& g, const Unit& u, unsig
   const Worker w = worker_of(g, u);
   const int across = 1 << g.across_log2, per = kSolveThreads >> g.across_log2;
   const bool has_channel = w.d < g.channels;
-  A* before = reinterpret_cast<A*>(g.progress) + 2 * u.sequence * g.pitch + w.d;
-  A open = Constant<A>::of(0), largest = open;
+  A* kept = reinterpret_cast<A*>(g.progress) + 2 * u.sequence * g.pitch + w.d;
+  SolveProgress<A> now;
   bool is_hopeless = false;
   if (has_channel) {
     for (int slot = 0; slot < per; ++slot) {
-      open = open + shared.open[slot * across + w.lane];
-      largest = maximum(largest, shared.largest[slot * across + w.lane]);
+      now.moved = now.moved + shared.open[slot * across + w.lane];
+      now.furthest = maximum(now.furthest, shared.largest[slot * across + w.lane]);
     }
-    if (pass >= kPatience) {
-      is_hopeless = open > static_cast<A>(g.max_passes - static_cast<int>(pass)) &&
-                    open * kFewestOpen > static_cast<A>(u.segments) &&
-                    open <= static_cast<A>(kSegmentsOfPass * g.max_passes) &&
-                    open > Constant<A>::of(0.75) * before[0] &&
-                    !(largest <= Constant<A>::of(0.5) * before[g.pitch]);
+    if (pass > 1) {
+      const SolveProgress<A> before = {kept[0], kept[g.pitch]};
+      is_hopeless = gets_nowhere(patience(u.segments, g.max_passes), static_cast<int>(pass),
+                                 g.max_passes, u.segments, before, now);
     }
   }
   __syncthreads();
   if (w.slot == 0 && has_channel) {
-    before[0] = open;
-    before[g.pitch] = largest;
+    kept[0] = now.moved;
+    kept[g.pitch] = now.furthest;
   }
   if (!is_hopeless) return;
   for (Index p = share.low; p < share.high; ++p) {
@@ -829,17 +886,17 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
       }
       forget();
       const Worker now = worker_of(g, u);
-      Dual<A, N> state[N];
-      independent(start, state);
-      run_steps<true, kAhead, T>(g, cell, u.span, now.d, vector, now.first, now.count, state);
+      A end[N], gain[N][N];
+      run_with_tangent<kAhead, T>(g, cell, u.span, now.d, vector, now.first, now.count, start, end,
+                                  gain);
       forget();
       const Worker then = worker_of(g, u);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        *at_item<A>(g, g.end, then.item, i, N, then.d) = state[i].value;
+        *at_item<A>(g, g.end, then.item, i, N, then.d) = end[i];
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          *at_item<A>(g, g.gain, then.item, i * N + j, N * N, then.d) = state[i].slope[j];
+          *at_item<A>(g, g.gain, then.item, i * N + j, N * N, then.d) = gain[i][j];
         }
       }
     }
@@ -1044,13 +1101,14 @@ __global__ void __launch_bounds__(kSerialThreads)
 
 // --- backward ------------------------------------------------------------------------------------
 
-/// A worker's steps, from the last to the first. Without `kFinish`,
-/// `adjoint` is left alone and `gain` and `offset` become the map from what enters the segment to
-/// what leaves it; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
+/// Steps [first, first + count) of a channel, from the last to the first. Without `kFinish`
+/// `gain` and `adjoint` become the map, with its offset, from what enters the last step to what
+/// leaves the first; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
 /// those of vector inputs are added to `sum`.
 template <bool kFinish, class T, class Cell>
 __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
-                                            const Worker& w, const Acc<T> (&vector)[Cell::inputs],
+                                            Index d, Index first, int count,
+                                            const Acc<T> (&vector)[Cell::inputs],
                                             Acc<T> (&gain)[Cell::states][Cell::states],
                                             Acc<T> (&adjoint)[Cell::states],
                                             Acc<T> (&sum)[Cell::inputs]) {
@@ -1067,13 +1125,11 @@ __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell
       for (int j = 0; j < P::states; ++j) gain[s][j] = s == j ? one : zero;
     }
   }
-  const Index d = w.d;
-  const int count = w.count;
   if (count <= 0) return;
   const Span span = u.span;
 
   // Inputs and dy of a step, and the states before it.
-  const Index position = position_of(g, span, w.first + count - 1);
+  const Index position = position_of(g, span, first + count - 1);
   const char* at[kReads];
   char* to[P::streams];
   A after[P::states];
@@ -1163,7 +1219,7 @@ __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell
   };
 
   // Of the sequence's first step the state before it isn't in the arrays.
-  const bool has_all_before = w.first > 0;
+  const bool has_all_before = first > 0;
   const int whole = has_all_before ? count : count - 1;
   const int bulk = whole - whole % kAhead;
   T ahead[kAhead][kReads];
@@ -1203,6 +1259,49 @@ __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell
       }
     }
     run(ahead[0], cut[0], from);
+  }
+}
+
+/// The map from what enters a worker's segment to what leaves it, from pieces of it, the first
+/// first: once what enters the next has no part in what leaves, the others have none either. The
+/// first segment's isn't asked for.
+template <class T, class Cell>
+__device__ __forceinline__ void map_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
+                                            const Worker& w, const Acc<T> (&vector)[Cell::inputs],
+                                            Acc<T> (&gain)[Cell::states][Cell::states],
+                                            Acc<T> (&offset)[Cell::states]) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    offset[i] = Constant<A>::of(0);
+#pragma unroll
+    for (int j = 0; j < N; ++j) gain[i][j] = Constant<A>::of(i == j ? 1 : 0);
+  }
+  Index first = w.first;
+  int count = w.segment > 0 ? w.count : 0;
+  while (count > 0 && !is_within(gain, Vanished<A>::kAdjoint)) {
+    const int steps = count < kTangentSteps ? count : kTangentSteps;
+    A by[N][N], leaves[N], none[Cell::inputs];
+    run_adjoint<false, T>(g, cell, u, w.d, first, steps, vector, by, leaves, none);
+    first += steps;
+    count -= steps;
+    A next[N][N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        offset[i] = fma(gain[i][j], leaves[j], offset[i]);
+        next[i][j] = gain[i][0] * by[0][j];
+#pragma unroll
+        for (int k = 1; k < N; ++k) next[i][j] = fma(gain[i][k], by[k][j], next[i][j]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) gain[i][j] = next[i][j];
+    }
   }
 }
 
@@ -1301,7 +1400,7 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
       load_vectors<Cell, T>(g, w.d, vector);
       A gain[N][N], adjoint[N];
       if (!finishes()) {
-        run_adjoint<false, T>(g, cell, u, w, vector, gain, adjoint, sum);
+        map_adjoint<T>(g, cell, u, w, vector, gain, adjoint);
         forget();
         const Worker then = worker_of(g, u);
 #pragma unroll
@@ -1318,7 +1417,7 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
           adjoint[i] = work.is_first ? load_state<T>(g.enter[i], u.sequence, w.d)
                                      : *at_item<A>(g, g.start, w.item, i, N, w.d);
         }
-        run_adjoint<true, T>(g, cell, u, w, vector, gain, adjoint, sum);
+        run_adjoint<true, T>(g, cell, u, w.d, w.first, w.count, vector, gain, adjoint, sum);
         forget();
         const Worker then = worker_of(g, u);
         if (then.segment == 0) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/solve_problem.hpp"
 #include "cuda/args.hpp"
 
 namespace scanrnn::cuda {
@@ -17,18 +18,31 @@ inline constexpr Index kMultiprocessors = 132;
 /// 512, the LSTM's forward alone: 16 sequences 0.111 and 0.121 ms, serially 0.110 and 0.173; 64
 /// sequences at 1024 0.400 ms, serially 0.231. How many there are must not matter.)
 inline constexpr Index kLeastSegments = 6;
+/// Sequences are run serially where that many channels of them are: they fill the device.
+inline constexpr Index kManyChannels = 16384;
 inline constexpr Index kMostSegmentSteps = 1 << 30;
 inline constexpr Index kMostUnits = 1 << 30;
 
 /// Threads of a block of the serial kernel, whose warps want a multiprocessor each.
 inline constexpr int kSerialThreads = 32;
 
-/// A channel is given up from this pass on, if at least one of so many segments is still open, for
-/// each pass that a call may have no more than so many, and more than there are passes left: each
-/// pass makes one more right.
-inline constexpr unsigned kPatience = 3;
-inline constexpr int kFewestOpen = 16;
+/// The pass from which on a channel may be given up (gets_nowhere). Where all of it has no more than
+/// so many segments for each pass, what is left is run serially in the time of some passes: then
+/// sooner.
 inline constexpr int kSegmentsOfPass = 4;
+SCANRNN_HD constexpr int patience(Index segments, int max_passes) {
+  return segments <= kSegmentsOfPass * max_passes ? kPatience - 1 : kPatience;
+}
+
+/// A segment's tangent, and its adjoint's gain, are looked at each so many steps, and taken for 0
+/// from where they have become that small: a tangent next to the tolerance, an adjoint next to
+/// rounding.
+inline constexpr int kTangentSteps = 32;
+template <class A>
+struct Vanished {
+  static constexpr A kTangent = A(sizeof(A) == 8 ? 0x1p-60 : 0x1p-30);
+  static constexpr A kAdjoint = A(sizeof(A) == 8 ? 0x1p-106 : 0x1p-48);
+};
 
 struct SolveSegment {
   Index steps;
