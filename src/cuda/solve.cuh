@@ -9,8 +9,10 @@
 // nobody needs, and the host decides nothing. A block without work waits for the queue; all that it
 // waits for is in the hands of blocks that run, so it doesn't matter how many fit the device.
 //
-// Backward is the same with one pass: segments' adjoint maps, a scan over them, and every unit once
-// more with the adjoint that enters its segments.
+// Backward: segments' adjoint maps, a scan over them, and every unit once more with the adjoint that
+// enters its segments. A map is that of the segment's first steps where what enters these has next
+// to no part in what leaves; where that isn't so for the numbers that come, which shows at the end
+// of the segment, those before it run again.
 #pragma once
 
 #include <utility>
@@ -656,6 +658,12 @@ __device__ __forceinline__ void give_up(const SolveArgs& g, const Unit& u, unsig
                                  g.max_passes, u.segments, before, now);
     }
   }
+  // A warp runs its channels serially together. Where one has most of it before it, those that have
+  // no more don't make that longer, but each pass that they would take does.
+  A most = is_hopeless ? now.moved : Constant<A>::of(0);
+  for (int by = kWarp / 2; by > 0; by /= 2) most = maximum(most, shuffle_xor(most, by));
+  is_hopeless = is_hopeless || (now.moved > 0 && now.moved <= most &&
+                                most > Constant<A>::of(0.5) * static_cast<A>(u.segments));
   __syncthreads();
   if (w.slot == 0 && has_channel) {
     kept[0] = now.moved;
@@ -1263,13 +1271,13 @@ __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell
 }
 
 /// The map from what enters a worker's segment to what leaves it, from pieces of it, the first
-/// first: once what enters the next has no part in what leaves, the others have none either. The
-/// first segment's isn't asked for.
+/// first, until what enters the next has next to no part in what leaves. Returns how many these
+/// are, 0 if all. The first segment's map isn't asked for.
 template <class T, class Cell>
-__device__ __forceinline__ void map_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
-                                            const Worker& w, const Acc<T> (&vector)[Cell::inputs],
-                                            Acc<T> (&gain)[Cell::states][Cell::states],
-                                            Acc<T> (&offset)[Cell::states]) {
+__device__ __forceinline__ int map_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
+                                           const Worker& w, const Acc<T> (&vector)[Cell::inputs],
+                                           Acc<T> (&gain)[Cell::states][Cell::states],
+                                           Acc<T> (&offset)[Cell::states]) {
   using A = Acc<T>;
   constexpr int N = Cell::states;
 #pragma unroll
@@ -1279,8 +1287,10 @@ __device__ __forceinline__ void map_adjoint(const SolveArgs& g, const Cell& cell
     for (int j = 0; j < N; ++j) gain[i][j] = Constant<A>::of(i == j ? 1 : 0);
   }
   Index first = w.first;
-  int count = w.segment > 0 ? w.count : 0;
-  while (count > 0 && !is_within(gain, Vanished<A>::kAdjoint)) {
+  int count = w.segment > 0 ? w.count : 0, pieces = 0;
+  while (count > 0) {
+    if (pieces <= kMostPieces && is_within(gain, Vanished<A>::kAdjoint)) return pieces;
+    ++pieces;
     const int steps = count < kTangentSteps ? count : kTangentSteps;
     A by[N][N], leaves[N], none[Cell::inputs];
     run_adjoint<false, T>(g, cell, u, w.d, first, steps, vector, by, leaves, none);
@@ -1303,6 +1313,7 @@ __device__ __forceinline__ void map_adjoint(const SolveArgs& g, const Cell& cell
       for (int j = 0; j < N; ++j) gain[i][j] = next[i][j];
     }
   }
+  return 0;
 }
 
 template <class A, int N>
@@ -1314,7 +1325,7 @@ struct BackwardShared {
 };
 
 /// What enters every segment of the group, from the maps of those behind it. A map without gain
-/// (a reset) forgets what enters it, NaN too.
+/// (a reset, or one from some of its pieces) forgets what enters it, NaN too.
 template <class T, class Cell>
 __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
                                              BackwardShared<Acc<T>, Cell::states>& shared) {
@@ -1328,13 +1339,15 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
   const Share share = share_of(g, has_channel ? u.segments : 0, w.slot);
   const auto load = [&](Index number) {
     const Index item = u.first_item + u.segments - 1 - number;
+    const bool is_cut = g.pieces[item * g.pitch + w.d] != 0;
     A gain[N][N], offset[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       offset[i] = *at_item<A>(g, g.start, item, i, N, w.d);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        gain[i][j] = *at_item<A>(g, g.gain, item, i * N + j, N * N, w.d);
+        gain[i][j] = is_cut ? Constant<A>::of(0)
+                            : *at_item<A>(g, g.gain, item, i * N + j, N * N, w.d);
       }
     }
     return map_of(gain, offset);
@@ -1368,10 +1381,87 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
     const Index item = u.first_item + u.segments - 1 - p;
 #pragma unroll
     for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, item, i, N, w.d) = adjoint[i];
+    g.moved[item * g.pitch + w.d] = 1;
     pass_through(map, adjoint);
   }
   __syncthreads();
   queue_units(g, u, 2, shared.counts, [](Index) { return true; });
+}
+
+/// Steps of a segment whose gradients are written, from the last to the first; `adjoint`, what
+/// enters, becomes what leaves. Returns whether the map that left something out (map_adjoint) was
+/// further from that than by rounding.
+template <class T, class Cell>
+__device__ __forceinline__ bool finish_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
+                                               const Worker& w, int cut,
+                                               const Acc<T> (&vector)[Cell::inputs],
+                                               Acc<T> (&adjoint)[Cell::states],
+                                               Acc<T> (&sum)[Cell::inputs]) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  A none[N][N];
+  int from = cut, count = w.count - cut;
+#pragma unroll 1
+  for (;;) {
+    run_adjoint<true, T>(g, cell, u, w.d, w.first + from, count, vector, none, adjoint, sum);
+    if (from == 0) break;
+    // What was left out: kept where what leaves will be.
+    forget();
+    const Worker now = worker_of(g, u);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      A part = Constant<A>::of(0);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const A gain = *at_item<A>(g, g.gain, now.item, i * N + j, N * N, now.d);
+        part = fma(magnitude(gain), magnitude(adjoint[j]), part);
+      }
+      *at_item<A>(g, g.end, now.item, i, N, now.d) = part;
+    }
+    count = from;
+    from = 0;
+  }
+  bool differs = false;
+  if (cut == 0) return differs;
+  forget();
+  const Worker now = worker_of(g, u);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const A part = *at_item<A>(g, g.end, now.item, i, N, now.d);
+    const bool is_small = part <= Vanished<A>::kRounding * magnitude(adjoint[i]);
+    differs = differs || !is_small || adjoint[i] - adjoint[i] != Constant<A>::of(0);
+  }
+  return differs;
+}
+
+/// Has segments run again behind which a segment left something else than its map had said. (Each
+/// such pass makes one more of them right, and what is left out vanishes after a few.)
+template <class T, class Cell>
+__device__ __forceinline__ void correct_adjoint(const SolveArgs& g, const Unit& u, unsigned pass,
+                                                BackwardShared<Acc<T>, Cell::states>& shared) {
+  using A = Acc<T>;
+  constexpr int N = Cell::states;
+  const Worker w = worker_of(g, u);
+  const Index per = kSolveThreads >> g.across_log2;
+  const Share share = share_of(g, w.d < g.channels ? u.segments : 0, w.slot);
+  for (Index p = share.low; p < share.high; ++p) {
+    const Index item = u.first_item + p;
+    const bool moves = p + 1 < u.segments && g.differs[(item + 1) * g.pitch + w.d] != 0;
+    g.moved[item * g.pitch + w.d] = moves ? 1 : 0;
+    if (!moves) continue;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      *at_item<A>(g, g.start, item, i, N, w.d) = *at_item<A>(g, g.end, item + 1, i, N, w.d);
+    }
+    g.dirty[u.first_unit + p / per * g.groups + u.group] = pass;
+  }
+  __syncthreads();
+  for (Index p = share.low; p < share.high; ++p) {
+    g.differs[(u.first_item + p) * g.pitch + w.d] = 0;
+  }
+  queue_units(g, u, pass + 1, shared.counts, [&](Index c) {
+    return g.dirty[u.first_unit + c * g.groups + u.group] == pass;
+  });
 }
 
 template <class Cell, class T>
@@ -1389,20 +1479,27 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
     const Worker w = worker_of(g, u);
     // A single segment needs no scan, and finishes at once.
     const auto finishes = [&] { return !work.is_first || (u.segments <= 1 && u.chunk == 0); };
+    const auto runs = [&](const Worker& w) {
+      return w.is_active && u.is_owned &&
+             (work.is_first || g.moved[w.item * g.pitch + w.d] != 0);
+    };
     if (work.is_first && u.is_owned) {
       for_each_stream<Cell>([&](auto k) { clear_padding<T>(g, u, w, g.din[k]); });
     }
     A sum[P::inputs];
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) sum[k] = Constant<A>::of(0);
-    if (w.is_active && u.is_owned) {
+    if (runs(w)) {
       A vector[P::inputs];
       load_vectors<Cell, T>(g, w.d, vector);
-      A gain[N][N], adjoint[N];
+      A adjoint[N];
       if (!finishes()) {
-        map_adjoint<T>(g, cell, u, w, vector, gain, adjoint);
+        A gain[N][N];
+        const int pieces = map_adjoint<T>(g, cell, u, w, vector, gain, adjoint);
         forget();
         const Worker then = worker_of(g, u);
+        g.pieces[then.item * g.pitch + then.d] = static_cast<unsigned char>(pieces);
+        g.differs[then.item * g.pitch + then.d] = 0;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           *at_item<A>(g, g.start, then.item, i, N, then.d) = adjoint[i];
@@ -1417,9 +1514,16 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
           adjoint[i] = work.is_first ? load_state<T>(g.enter[i], u.sequence, w.d)
                                      : *at_item<A>(g, g.start, w.item, i, N, w.d);
         }
-        run_adjoint<true, T>(g, cell, u, w.d, w.first, w.count, vector, gain, adjoint, sum);
+        const int cut =
+            work.is_first ? 0 : g.pieces[w.item * g.pitch + w.d] * kTangentSteps;
+        const bool differs = finish_adjoint<T>(g, cell, u, w, cut, vector, adjoint, sum);
         forget();
         const Worker then = worker_of(g, u);
+        if (differs) {
+          g.differs[then.item * g.pitch + then.d] = 1;
+#pragma unroll
+          for (int i = 0; i < N; ++i) *at_item<A>(g, g.end, then.item, i, N, then.d) = adjoint[i];
+        }
         if (then.segment == 0) {
 #pragma unroll
           for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], u.sequence, then.d, adjoint[i]);
@@ -1429,7 +1533,9 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
     // Items without steps have sums too: of nothing.
     forget();
     const Worker then = worker_of(g, u);
-    if (then.d < g.channels && (finishes() || !u.is_owned || !then.is_active)) {
+    const bool has_sums =
+        u.is_owned && then.is_active ? finishes() && runs(then) : work.is_first;
+    if (then.d < g.channels && has_sums) {
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (!P::is_vector(k) || g.sum_slot[k] < 0) continue;
@@ -1437,10 +1543,17 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
             sum[k];
       }
     }
-    if (work.is_first && u.is_owned && u.segments > 1 &&
-        is_last_to_arrive(g.arrived + u.sequence * g.groups + u.group,
-                          static_cast<unsigned>(u.chunks), &shared.is_last)) {
-      scan_adjoint<T, Cell>(g, u, shared);
+    if (u.is_owned && u.segments > 1) {
+      const Index group = u.sequence * g.groups + u.group;
+      const unsigned expected =
+          work.is_first ? static_cast<unsigned>(u.chunks) : g.expected[group];
+      if (is_last_to_arrive(g.arrived + group, expected, &shared.is_last)) {
+        if (work.is_first) {
+          scan_adjoint<T, Cell>(g, u, shared);
+        } else {
+          correct_adjoint<T, Cell>(g, u, g.pass[group], shared);
+        }
+      }
     }
     finish_unit(g);
   }

@@ -34,14 +34,17 @@ SCANRNN_HD constexpr int patience(Index segments, int max_passes) {
   return segments <= kSegmentsOfPass * max_passes ? kPatience - 1 : kPatience;
 }
 
-/// A segment's tangent, and its adjoint's gain, are looked at each so many steps, and taken for 0
-/// from where they have become that small: a tangent next to the tolerance, an adjoint next to
-/// rounding.
-inline constexpr int kTangentSteps = 32;
+/// Each so many steps a segment's tangent is looked at, and its adjoint's gain from the other side:
+/// whether they are so small that the rest needs none. A tangent next to the tolerance; an adjoint
+/// next to rounding, with room for adjoints that are much smaller behind: where that isn't enough,
+/// segments run again.
+inline constexpr int kTangentSteps = 16;
+inline constexpr int kMostPieces = 255;  // a byte
 template <class A>
 struct Vanished {
   static constexpr A kTangent = A(sizeof(A) == 8 ? 0x1p-60 : 0x1p-30);
-  static constexpr A kAdjoint = A(sizeof(A) == 8 ? 0x1p-106 : 0x1p-48);
+  static constexpr A kAdjoint = A(sizeof(A) == 8 ? 0x1p-88 : 0x1p-44);
+  static constexpr A kRounding = A(sizeof(A) == 8 ? 0x1p-53 : 0x1p-24);
 };
 
 struct SolveSegment {
