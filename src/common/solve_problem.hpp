@@ -32,11 +32,11 @@ struct SolveProblem : ProblemExtents {
   Array<2> dinitial[kMaxStates];      ///< optional
 };
 
-// A channel is given up, for a serial run, from this pass on, if at least one of so many segments is
-// still open, more than there are passes left (each makes one more right), and neither they nor
-// their increments get fewer. (On the CPU, of 1400 LSTM and GRU channels with biases from 3 to 7, T =
-// 4096, segments of 128 steps, that converge within 8 passes, one in 25 was; of 170 that don't, all
-// but 8, after 4.)
+// A channel is given up, for a serial run, from this pass on, if at least one of so many segments
+// is still open, more than there are passes left (each makes one more right), and neither they nor
+// their increments get fewer. (On the CPU, of 1400 LSTM and GRU channels with biases from 3 to 7, T
+// = 4096, segments of 128 steps, that converge within 8 passes, one in 25 was; of 170 that don't,
+// all but 8, after 4.)
 inline constexpr int kPatience = 3;
 inline constexpr int kFewestOpen = 16;
 

@@ -784,8 +784,7 @@ template <class S>
 Index advance(const Call<S>& c, const Sequence& q, Index n, Index channel, int pass) {
   const Progress now = correct(c, q, channel, true).progress;
   Progress& before = c.progress(n, channel);
-  const bool is_hopeless =
-      gets_nowhere(kPatience, pass, c.p.max_passes, q.segments, before, now);
+  const bool is_hopeless = gets_nowhere(kPatience, pass, c.p.max_passes, q.segments, before, now);
   before = now;
   if (!is_hopeless) return static_cast<Index>(now.moved);
   for (Index j = q.first; j <= q.last(); ++j) {

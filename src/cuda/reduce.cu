@@ -32,7 +32,8 @@ struct Reductions {
 // A block makes 32 channels of one (row, step) of a result, or one element where channels are
 // summed too. Its warps share the rows and steps to be summed, its lanes are channels.
 template <class T>
-__global__ void __launch_bounds__(kMostWarps* kWarp) reduce(const __grid_constant__ Reductions all) {
+__global__ void __launch_bounds__(kMostWarps* kWarp)
+    reduce(const __grid_constant__ Reductions all) {
   const Reduction& r = all.of[blockIdx.y];
   using A = Acc<T>;
   using W = Wider<A>;

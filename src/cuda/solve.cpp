@@ -46,8 +46,8 @@ struct SolvePlan {
   std::size_t cleared_bytes = 0;  // of the workspace, from its start
   std::size_t bytes = 0;
   struct {
-    std::size_t control, expected, pass, start, end, gain, moved, pieces, differs, progress,
-        fell_back, partial, sums;
+    std::size_t control, expected, pass, start, end, gain, moved, progress, fell_back, partial,
+        sums;
   } offset{};
   int reductions = 0;
   struct {
@@ -176,12 +176,9 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   plan.offset.pass = take(all_groups, sizeof(unsigned));
   plan.offset.start = take(elements * states, accumulated);
   plan.offset.gain = take(elements * states * states, accumulated);
-  plan.offset.end = take(elements * states, accumulated);
-  plan.offset.moved = take(elements, 1);
-  if (p.backward) {
-    plan.offset.pieces = take(elements, 1);
-    plan.offset.differs = take(elements, 1);
-  } else {
+  if (!p.backward) {
+    plan.offset.end = take(elements * states, accumulated);
+    plan.offset.moved = take(elements, 1);
     plan.offset.progress = take(2 * n * static_cast<std::size_t>(g.pitch), accumulated);
     plan.offset.fell_back = take(n * static_cast<std::size_t>(g.pitch), sizeof(int));
     plan.offset.partial = take(all_groups, SolveReport::kColumns * sizeof(double));
@@ -226,8 +223,6 @@ void place(SolvePlan& plan, char* base, std::size_t accumulated) {
   g.end = base + at.end;
   g.gain = base + at.gain;
   g.moved = reinterpret_cast<unsigned char*>(base + at.moved);
-  g.pieces = reinterpret_cast<unsigned char*>(base + at.pieces);
-  g.differs = reinterpret_cast<unsigned char*>(base + at.differs);
   g.progress = base + at.progress;
   g.fell_back = reinterpret_cast<int*>(base + at.fell_back);
   g.partial = reinterpret_cast<double*>(base + at.partial);

@@ -9,10 +9,8 @@
 // nobody needs, and the host decides nothing. A block without work waits for the queue; all that it
 // waits for is in the hands of blocks that run, so it doesn't matter how many fit the device.
 //
-// Backward: segments' adjoint maps, a scan over them, and every unit once more with the adjoint that
-// enters its segments. A map is that of the segment's first steps where what enters these has next
-// to no part in what leaves; where that isn't so for the numbers that come, which shows at the end
-// of the segment, those before it run again.
+// Backward is the same with one pass: segments' adjoint maps, a scan over them, and every unit once
+// more with the adjoint that enters its segments.
 #pragma once
 
 #include <utility>
@@ -241,65 +239,6 @@ __device__ __forceinline__ void run_steps(const SolveArgs& g, const Cell& cell, 
     gather<T>(ahead[0], vector, in, cell);
     step(in, cut[0]);
   }
-}
-
-/// Whether no number of a map's gain is more than a size.
-template <class A, int N>
-__device__ __forceinline__ bool is_within(const A (&gain)[N][N], A most) {
-  bool is = true;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) is = is && magnitude(gain[i][j]) <= most;
-  }
-  return is;
-}
-
-/// Of the threads that go the same way here.
-__device__ __forceinline__ bool any_of_warp(bool value) {
-  return __any_sync(__activemask(), value) != 0;
-}
-
-/// run_steps of a segment with its tangent, which is 0 from where it has vanished (a channel's at
-/// the next of every kTangentSteps, whatever the others do), and left alone once all have.
-template <int kAhead, class T, class Cell>
-__device__ __forceinline__ void run_with_tangent(
-    const SolveArgs& g, const Cell& cell, const Span& span, Index d,
-    const Acc<T> (&vector)[Cell::inputs], Index first, int count,
-    const Acc<T> (&start)[Cell::states], Acc<T> (&end)[Cell::states],
-    Acc<T> (&gain)[Cell::states][Cell::states]) {
-  using A = Acc<T>;
-  constexpr int N = Cell::states;
-  Dual<A, N> state[N];
-  independent(start, state);
-  bool goes_on = true;
-  while (goes_on && count > 0) {
-    const int steps = count < kTangentSteps ? count : kTangentSteps;
-    run_steps<true, kAhead, T>(g, cell, span, d, vector, first, steps, state);
-    first += steps;
-    count -= steps;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) gain[i][j] = state[i].slope[j];
-    }
-    const bool has_vanished = is_within(gain, Vanished<A>::kTangent);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        if (has_vanished) state[i].slope[j] = Constant<A>::of(0);
-      }
-    }
-    goes_on = any_of_warp(!has_vanished);
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    end[i] = state[i].value;
-#pragma unroll
-    for (int j = 0; j < N; ++j) gain[i][j] = state[i].slope[j];
-  }
-  if (count > 0) run_steps<true, kAhead, T>(g, cell, span, d, vector, first, count, end);
 }
 
 // Maps as the core has them, from the numbers of a step.
@@ -894,17 +833,17 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
       }
       forget();
       const Worker now = worker_of(g, u);
-      A end[N], gain[N][N];
-      run_with_tangent<kAhead, T>(g, cell, u.span, now.d, vector, now.first, now.count, start, end,
-                                  gain);
+      Dual<A, N> state[N];
+      independent(start, state);
+      run_steps<true, kAhead, T>(g, cell, u.span, now.d, vector, now.first, now.count, state);
       forget();
       const Worker then = worker_of(g, u);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        *at_item<A>(g, g.end, then.item, i, N, then.d) = end[i];
+        *at_item<A>(g, g.end, then.item, i, N, then.d) = state[i].value;
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          *at_item<A>(g, g.gain, then.item, i * N + j, N * N, then.d) = gain[i][j];
+          *at_item<A>(g, g.gain, then.item, i * N + j, N * N, then.d) = state[i].slope[j];
         }
       }
     }
@@ -1109,14 +1048,13 @@ __global__ void __launch_bounds__(kSerialThreads)
 
 // --- backward ------------------------------------------------------------------------------------
 
-/// Steps [first, first + count) of a channel, from the last to the first. Without `kFinish`
-/// `gain` and `adjoint` become the map, with its offset, from what enters the last step to what
-/// leaves the first; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
+/// A worker's steps, from the last to the first. Without `kFinish`,
+/// `adjoint` is left alone and `gain` and `offset` become the map from what enters the segment to
+/// what leaves it; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
 /// those of vector inputs are added to `sum`.
 template <bool kFinish, class T, class Cell>
 __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
-                                            Index d, Index first, int count,
-                                            const Acc<T> (&vector)[Cell::inputs],
+                                            const Worker& w, const Acc<T> (&vector)[Cell::inputs],
                                             Acc<T> (&gain)[Cell::states][Cell::states],
                                             Acc<T> (&adjoint)[Cell::states],
                                             Acc<T> (&sum)[Cell::inputs]) {
@@ -1133,11 +1071,13 @@ __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell
       for (int j = 0; j < P::states; ++j) gain[s][j] = s == j ? one : zero;
     }
   }
+  const Index d = w.d;
+  const int count = w.count;
   if (count <= 0) return;
   const Span span = u.span;
 
   // Inputs and dy of a step, and the states before it.
-  const Index position = position_of(g, span, first + count - 1);
+  const Index position = position_of(g, span, w.first + count - 1);
   const char* at[kReads];
   char* to[P::streams];
   A after[P::states];
@@ -1227,7 +1167,7 @@ __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell
   };
 
   // Of the sequence's first step the state before it isn't in the arrays.
-  const bool has_all_before = first > 0;
+  const bool has_all_before = w.first > 0;
   const int whole = has_all_before ? count : count - 1;
   const int bulk = whole - whole % kAhead;
   T ahead[kAhead][kReads];
@@ -1270,52 +1210,6 @@ __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell
   }
 }
 
-/// The map from what enters a worker's segment to what leaves it, from pieces of it, the first
-/// first, until what enters the next has next to no part in what leaves. Returns how many these
-/// are, 0 if all. The first segment's map isn't asked for.
-template <class T, class Cell>
-__device__ __forceinline__ int map_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
-                                           const Worker& w, const Acc<T> (&vector)[Cell::inputs],
-                                           Acc<T> (&gain)[Cell::states][Cell::states],
-                                           Acc<T> (&offset)[Cell::states]) {
-  using A = Acc<T>;
-  constexpr int N = Cell::states;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    offset[i] = Constant<A>::of(0);
-#pragma unroll
-    for (int j = 0; j < N; ++j) gain[i][j] = Constant<A>::of(i == j ? 1 : 0);
-  }
-  Index first = w.first;
-  int count = w.segment > 0 ? w.count : 0, pieces = 0;
-  while (count > 0) {
-    if (pieces <= kMostPieces && is_within(gain, Vanished<A>::kAdjoint)) return pieces;
-    ++pieces;
-    const int steps = count < kTangentSteps ? count : kTangentSteps;
-    A by[N][N], leaves[N], none[Cell::inputs];
-    run_adjoint<false, T>(g, cell, u, w.d, first, steps, vector, by, leaves, none);
-    first += steps;
-    count -= steps;
-    A next[N][N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        offset[i] = fma(gain[i][j], leaves[j], offset[i]);
-        next[i][j] = gain[i][0] * by[0][j];
-#pragma unroll
-        for (int k = 1; k < N; ++k) next[i][j] = fma(gain[i][k], by[k][j], next[i][j]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) gain[i][j] = next[i][j];
-    }
-  }
-  return 0;
-}
-
 template <class A, int N>
 struct BackwardShared {
   Work work;
@@ -1325,7 +1219,7 @@ struct BackwardShared {
 };
 
 /// What enters every segment of the group, from the maps of those behind it. A map without gain
-/// (a reset, or one from some of its pieces) forgets what enters it, NaN too.
+/// (a reset) forgets what enters it, NaN too.
 template <class T, class Cell>
 __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
                                              BackwardShared<Acc<T>, Cell::states>& shared) {
@@ -1339,15 +1233,13 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
   const Share share = share_of(g, has_channel ? u.segments : 0, w.slot);
   const auto load = [&](Index number) {
     const Index item = u.first_item + u.segments - 1 - number;
-    const bool is_cut = g.pieces[item * g.pitch + w.d] != 0;
     A gain[N][N], offset[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       offset[i] = *at_item<A>(g, g.start, item, i, N, w.d);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        gain[i][j] = is_cut ? Constant<A>::of(0)
-                            : *at_item<A>(g, g.gain, item, i * N + j, N * N, w.d);
+        gain[i][j] = *at_item<A>(g, g.gain, item, i * N + j, N * N, w.d);
       }
     }
     return map_of(gain, offset);
@@ -1381,87 +1273,10 @@ __device__ __forceinline__ void scan_adjoint(const SolveArgs& g, const Unit& u,
     const Index item = u.first_item + u.segments - 1 - p;
 #pragma unroll
     for (int i = 0; i < N; ++i) *at_item<A>(g, g.start, item, i, N, w.d) = adjoint[i];
-    g.moved[item * g.pitch + w.d] = 1;
     pass_through(map, adjoint);
   }
   __syncthreads();
   queue_units(g, u, 2, shared.counts, [](Index) { return true; });
-}
-
-/// Steps of a segment whose gradients are written, from the last to the first; `adjoint`, what
-/// enters, becomes what leaves. Returns whether the map that left something out (map_adjoint) was
-/// further from that than by rounding.
-template <class T, class Cell>
-__device__ __forceinline__ bool finish_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
-                                               const Worker& w, int cut,
-                                               const Acc<T> (&vector)[Cell::inputs],
-                                               Acc<T> (&adjoint)[Cell::states],
-                                               Acc<T> (&sum)[Cell::inputs]) {
-  using A = Acc<T>;
-  constexpr int N = Cell::states;
-  A none[N][N];
-  int from = cut, count = w.count - cut;
-#pragma unroll 1
-  for (;;) {
-    run_adjoint<true, T>(g, cell, u, w.d, w.first + from, count, vector, none, adjoint, sum);
-    if (from == 0) break;
-    // What was left out: kept where what leaves will be.
-    forget();
-    const Worker now = worker_of(g, u);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      A part = Constant<A>::of(0);
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const A gain = *at_item<A>(g, g.gain, now.item, i * N + j, N * N, now.d);
-        part = fma(magnitude(gain), magnitude(adjoint[j]), part);
-      }
-      *at_item<A>(g, g.end, now.item, i, N, now.d) = part;
-    }
-    count = from;
-    from = 0;
-  }
-  bool differs = false;
-  if (cut == 0) return differs;
-  forget();
-  const Worker now = worker_of(g, u);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const A part = *at_item<A>(g, g.end, now.item, i, N, now.d);
-    const bool is_small = part <= Vanished<A>::kRounding * magnitude(adjoint[i]);
-    differs = differs || !is_small || adjoint[i] - adjoint[i] != Constant<A>::of(0);
-  }
-  return differs;
-}
-
-/// Has segments run again behind which a segment left something else than its map had said. (Each
-/// such pass makes one more of them right, and what is left out vanishes after a few.)
-template <class T, class Cell>
-__device__ __forceinline__ void correct_adjoint(const SolveArgs& g, const Unit& u, unsigned pass,
-                                                BackwardShared<Acc<T>, Cell::states>& shared) {
-  using A = Acc<T>;
-  constexpr int N = Cell::states;
-  const Worker w = worker_of(g, u);
-  const Index per = kSolveThreads >> g.across_log2;
-  const Share share = share_of(g, w.d < g.channels ? u.segments : 0, w.slot);
-  for (Index p = share.low; p < share.high; ++p) {
-    const Index item = u.first_item + p;
-    const bool moves = p + 1 < u.segments && g.differs[(item + 1) * g.pitch + w.d] != 0;
-    g.moved[item * g.pitch + w.d] = moves ? 1 : 0;
-    if (!moves) continue;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      *at_item<A>(g, g.start, item, i, N, w.d) = *at_item<A>(g, g.end, item + 1, i, N, w.d);
-    }
-    g.dirty[u.first_unit + p / per * g.groups + u.group] = pass;
-  }
-  __syncthreads();
-  for (Index p = share.low; p < share.high; ++p) {
-    g.differs[(u.first_item + p) * g.pitch + w.d] = 0;
-  }
-  queue_units(g, u, pass + 1, shared.counts, [&](Index c) {
-    return g.dirty[u.first_unit + c * g.groups + u.group] == pass;
-  });
 }
 
 template <class Cell, class T>
@@ -1479,27 +1294,20 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
     const Worker w = worker_of(g, u);
     // A single segment needs no scan, and finishes at once.
     const auto finishes = [&] { return !work.is_first || (u.segments <= 1 && u.chunk == 0); };
-    const auto runs = [&](const Worker& w) {
-      return w.is_active && u.is_owned &&
-             (work.is_first || g.moved[w.item * g.pitch + w.d] != 0);
-    };
     if (work.is_first && u.is_owned) {
       for_each_stream<Cell>([&](auto k) { clear_padding<T>(g, u, w, g.din[k]); });
     }
     A sum[P::inputs];
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) sum[k] = Constant<A>::of(0);
-    if (runs(w)) {
+    if (w.is_active && u.is_owned) {
       A vector[P::inputs];
       load_vectors<Cell, T>(g, w.d, vector);
-      A adjoint[N];
+      A gain[N][N], adjoint[N];
       if (!finishes()) {
-        A gain[N][N];
-        const int pieces = map_adjoint<T>(g, cell, u, w, vector, gain, adjoint);
+        run_adjoint<false, T>(g, cell, u, w, vector, gain, adjoint, sum);
         forget();
         const Worker then = worker_of(g, u);
-        g.pieces[then.item * g.pitch + then.d] = static_cast<unsigned char>(pieces);
-        g.differs[then.item * g.pitch + then.d] = 0;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           *at_item<A>(g, g.start, then.item, i, N, then.d) = adjoint[i];
@@ -1514,16 +1322,9 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
           adjoint[i] = work.is_first ? load_state<T>(g.enter[i], u.sequence, w.d)
                                      : *at_item<A>(g, g.start, w.item, i, N, w.d);
         }
-        const int cut =
-            work.is_first ? 0 : g.pieces[w.item * g.pitch + w.d] * kTangentSteps;
-        const bool differs = finish_adjoint<T>(g, cell, u, w, cut, vector, adjoint, sum);
+        run_adjoint<true, T>(g, cell, u, w, vector, gain, adjoint, sum);
         forget();
         const Worker then = worker_of(g, u);
-        if (differs) {
-          g.differs[then.item * g.pitch + then.d] = 1;
-#pragma unroll
-          for (int i = 0; i < N; ++i) *at_item<A>(g, g.end, then.item, i, N, then.d) = adjoint[i];
-        }
         if (then.segment == 0) {
 #pragma unroll
           for (int i = 0; i < N; ++i) store_state<T>(g.leave[i], u.sequence, then.d, adjoint[i]);
@@ -1533,9 +1334,7 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
     // Items without steps have sums too: of nothing.
     forget();
     const Worker then = worker_of(g, u);
-    const bool has_sums =
-        u.is_owned && then.is_active ? finishes() && runs(then) : work.is_first;
-    if (then.d < g.channels && has_sums) {
+    if (then.d < g.channels && (finishes() || !u.is_owned || !then.is_active)) {
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (!P::is_vector(k) || g.sum_slot[k] < 0) continue;
@@ -1543,17 +1342,10 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
             sum[k];
       }
     }
-    if (u.is_owned && u.segments > 1) {
-      const Index group = u.sequence * g.groups + u.group;
-      const unsigned expected =
-          work.is_first ? static_cast<unsigned>(u.chunks) : g.expected[group];
-      if (is_last_to_arrive(g.arrived + group, expected, &shared.is_last)) {
-        if (work.is_first) {
-          scan_adjoint<T, Cell>(g, u, shared);
-        } else {
-          correct_adjoint<T, Cell>(g, u, g.pass[group], shared);
-        }
-      }
+    if (work.is_first && u.is_owned && u.segments > 1 &&
+        is_last_to_arrive(g.arrived + u.sequence * g.groups + u.group,
+                          static_cast<unsigned>(u.chunks), &shared.is_last)) {
+      scan_adjoint<T, Cell>(g, u, shared);
     }
     finish_unit(g);
   }

@@ -64,11 +64,9 @@ struct SolveArgs {
   unsigned* expected = nullptr;    ///< (N, groups) units that the group waits for
   unsigned* pass = nullptr;        ///< (N, groups)
   char* start = nullptr;           ///< (items, states, pitch); backward: what enters a segment
-  char* end = nullptr;             ///< (items, states, pitch); backward: what leaves it
+  char* end = nullptr;             ///< (items, states, pitch)
   char* gain = nullptr;            ///< (items, states^2, pitch): a segment's tangent or adjoint
-  unsigned char* moved = nullptr;  ///< (items, pitch) whether a start has moved since it was run
-  unsigned char* pieces = nullptr;   ///< (items, pitch) backward: those that a map is from, 0 if all
-  unsigned char* differs = nullptr;  ///< (items, pitch) backward: whether a map left too much out
+  unsigned char* moved = nullptr;  ///< (items, pitch)
   /// (N, 2, pitch) a channel's segments that moved in the last pass, and its largest increment
   char* progress = nullptr;
   int* fell_back = nullptr;   ///< (N, pitch) the segment from which a channel is run serially
