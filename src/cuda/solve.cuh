@@ -597,12 +597,11 @@ __device__ __forceinline__ void give_up(const SolveArgs& g, const Unit& u, unsig
                                  g.max_passes, u.segments, before, now);
     }
   }
-  // A warp runs its channels serially together. Where one has most of it before it, those that have
-  // no more don't make that longer, but each pass that they would take does.
+  // A warp runs its channels serially together. Where one has most of it before it, the others
+  // don't make that longer, but each pass that they would take does.
   A most = is_hopeless ? now.moved : Constant<A>::of(0);
   for (int by = kWarp / 2; by > 0; by /= 2) most = maximum(most, shuffle_xor(most, by));
-  is_hopeless = is_hopeless || (now.moved > 0 && now.moved <= most &&
-                                most > Constant<A>::of(0.5) * static_cast<A>(u.segments));
+  is_hopeless = is_hopeless || (now.moved > 0 && 2 * most > static_cast<A>(u.segments));
   __syncthreads();
   if (w.slot == 0 && has_channel) {
     kept[0] = now.moved;

@@ -35,9 +35,10 @@ inline constexpr int kSerialThreads = 32;
 /// 32 segments, all of 15 and 191 channels that take more than 8 passes are found after 2, with 80
 /// of 585 and 71 of 409 others; after 3, half of them. With default weights, and GRU and SRU: no
 /// others. T = 65536, 196 segments: after 3 passes 22 of 34, after 4 32, no others; after 2 all,
-/// but with others, and one is 10 ms. On an H200 at 16, 4096, 512 the LSTM with these biases
-/// took 2.25 and 2.39 ms, since a channel in each warp went on to the eighth pass; giving up
-/// sooner 1.97 and 2.18; and with the warp's others 1.34 and 1.34, where serial is 0.67.)
+/// but with others, and one is 10 ms. Passes of 32 channels together, one by one and with the
+/// others of a warp in which one has more than half of its segments before it: at bias 5 5.7
+/// and 2.0, T = 65536 7.3 and 3.0. On an H200 at 16, 4096, 512 the LSTM with these biases took 2.25
+/// and 2.39 ms, after 2 passes 1.97 and 2.18, with a warp's others 1.34 and 1.34; serially 0.67.)
 inline constexpr int kSegmentsOfPass = 4;
 SCANRNN_HD constexpr int patience(Index segments, int max_passes) {
   return segments <= kSegmentsOfPass * max_passes ? kPatience - 1 : kPatience;
