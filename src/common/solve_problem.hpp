@@ -32,4 +32,28 @@ struct SolveProblem : ProblemExtents {
   Array<2> dinitial[kMaxStates];      ///< optional
 };
 
+// A channel is given up, for a serial run, from this pass on, if at least one of so many segments
+// is still open, more than there are passes left (each makes one more right), and neither they nor
+// their increments get fewer. (On the CPU, of 1400 LSTM and GRU channels with biases from 3 to 7, T
+// = 4096, segments of 128 steps, that converge within 8 passes, one in 25 was; of 170 that don't,
+// all but 8, after 4.)
+inline constexpr int kPatience = 3;
+inline constexpr int kFewestOpen = 16;
+
+/// What a pass has left of a channel: the starts that moved, and the largest of their increments.
+template <class R>
+struct SolveProgress {
+  R moved = 0, furthest = 0;
+};
+
+/// Whether a channel gets nowhere, by what its last two passes have left.
+template <class R>
+SCANRNN_HD constexpr bool gets_nowhere(int patience, int pass, int max_passes,
+                                       std::int64_t segments, const SolveProgress<R>& before,
+                                       const SolveProgress<R>& now) {
+  return pass >= patience && now.moved > static_cast<R>(max_passes - pass) &&
+         now.moved * kFewestOpen > static_cast<R>(segments) && 4 * now.moved > 3 * before.moved &&
+         !(2 * now.furthest <= before.furthest);
+}
+
 }  // namespace scanrnn

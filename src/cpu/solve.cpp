@@ -51,13 +51,6 @@ constexpr Index kFewestSegments = 8;  // fewer aren't worth it
 constexpr Index kSingleCost = 3;      // of a channel by itself, against one of all
 constexpr Index kLanesWanted = 2048;  // segments times channels: the lanes of some threads
 
-// A channel is given up, for a serial run, from this pass on, if at least one of so many segments
-// is still open, and more than there are passes left: each makes one more right. (Of 1400 LSTM and
-// GRU channels with biases from 3 to 7, T = 4096, segments of 128 steps, that converge within 8
-// passes, one in 25 was; of 170 that don't, all but 8, after 4.)
-constexpr int kPatience = 3;
-constexpr Index kFewestOpen = 16;
-
 /// Steps of a segment of a sequence of `length` steps.
 Index segment_steps(const SolveProblem& p, Index length) {
   const Index whole = std::max<Index>(length, 1);
@@ -109,11 +102,7 @@ View view_of(const ConstArray<2>& a) {
 
 bool is_vector(const SolveProblem& p, int i) { return p.type->has(p.type->vector_inputs, i); }
 
-/// What a pass has left of a channel: the starts that moved, and the largest of their increments.
-struct Progress {
-  Index moved = 0;
-  double furthest = 0;
-};
+using Progress = SolveProgress<double>;
 
 struct Plan {
   int threads = 1;
@@ -795,11 +784,9 @@ template <class S>
 Index advance(const Call<S>& c, const Sequence& q, Index n, Index channel, int pass) {
   const Progress now = correct(c, q, channel, true).progress;
   Progress& before = c.progress(n, channel);
-  const bool is_hopeless = pass >= kPatience && now.moved > c.p.max_passes - pass &&
-                           now.moved * kFewestOpen > q.segments &&
-                           4 * now.moved > 3 * before.moved && 2 * now.furthest > before.furthest;
+  const bool is_hopeless = gets_nowhere(kPatience, pass, c.p.max_passes, q.segments, before, now);
   before = now;
-  if (!is_hopeless) return now.moved;
+  if (!is_hopeless) return static_cast<Index>(now.moved);
   for (Index j = q.first; j <= q.last(); ++j) {
     if (c.moved(j)[channel] == 0) continue;
     c.moved(j)[channel] = 0;

@@ -498,10 +498,10 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
     error = cudaLaunchKernelExC(&launch, plan.kernel->function, arguments);
     if (error != cudaSuccess) fail(call, plan.kernel->name, target.index, error);
   }
-  for (int r = 0; r < plan.reductions; ++r) {
-    error = launch_reduction(plan.reduction[r].sum, problem.dtype, stream);
-    if (error != cudaSuccess) fail(call, "the sum of a gradient", target.index, error);
-  }
+  Reduction sums[kMostReductions];
+  for (int r = 0; r < plan.reductions; ++r) sums[r] = plan.reduction[r].sum;
+  error = launch_reductions(sums, plan.reductions, problem.dtype, stream);
+  if (error != cudaSuccess) fail(call, "the sum of a gradient", target.index, error);
 }
 
 }  // namespace scanrnn::cuda

@@ -25,10 +25,16 @@ struct Wider<Complex<R>> {
   }
 };
 
-// A block makes 32 channels of one (row, step) of the result, or one element where channels are
+struct Reductions {
+  Reduction of[kMostReductions];
+};
+
+// A block makes 32 channels of one (row, step) of a result, or one element where channels are
 // summed too. Its warps share the rows and steps to be summed, its lanes are channels.
 template <class T>
-__global__ void __launch_bounds__(kMostWarps* kWarp) reduce(const __grid_constant__ Reduction r) {
+__global__ void __launch_bounds__(kMostWarps* kWarp)
+    reduce(const __grid_constant__ Reductions all) {
+  const Reduction& r = all.of[blockIdx.y];
   using A = Acc<T>;
   using W = Wider<A>;
   using Sum = typename W::Type;
@@ -81,38 +87,57 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) reduce(const __grid_constan
                    r.out.wide, W::back(total));
 }
 
-template <class T>
-void launch(const Reduction& r, cudaStream_t stream) {
+struct Launch {
+  Index blocks;
+  int warps;
+  bool operator==(const Launch& o) const { return blocks == o.blocks && warps == o.warps; }
+};
+
+Launch launch_of(const Reduction& r) {
   const Index count = (r.out_rows == 1 ? r.rows : 1) * (r.out_steps == 1 ? r.steps : 1);
   int warps = 1;
   while (warps < kMostWarps && warps < count) warps *= 2;
   const Index channel_blocks = r.out_channels == 1 ? 1 : (r.out_channels + kWarp - 1) / kWarp;
-  const Index blocks = r.out_rows * r.out_steps * channel_blocks;
-  if (blocks == 0) return;
-  reduce<T><<<static_cast<unsigned>(blocks), static_cast<unsigned>(warps * kWarp), 0, stream>>>(r);
+  return {r.out_rows * r.out_steps * channel_blocks, warps};
+}
+
+template <class T>
+void launch(const Reduction* first, int count, cudaStream_t stream) {
+  for (int begin = 0, end = 0; begin < count; begin = end) {
+    const Launch launch = launch_of(first[begin]);
+    Reductions alike;
+    while (end < count && launch_of(first[end]) == launch) {
+      alike.of[end - begin] = first[end];
+      ++end;
+    }
+    if (launch.blocks == 0) continue;
+    const dim3 grid(static_cast<unsigned>(launch.blocks), static_cast<unsigned>(end - begin));
+    reduce<T><<<grid, static_cast<unsigned>(launch.warps * kWarp), 0, stream>>>(alike);
+  }
 }
 
 }  // namespace
 
-cudaError_t launch_reduction(const Reduction& reduction, DType dtype, cudaStream_t stream) {
+cudaError_t launch_reductions(const Reduction* reductions, int count, DType dtype,
+                              cudaStream_t stream) {
   switch (dtype) {
     case DType::f16:
-      launch<Half>(reduction, stream);
+      launch<Half>(reductions, count, stream);
       break;
     case DType::bf16:
-      launch<BFloat16>(reduction, stream);
+      launch<BFloat16>(reductions, count, stream);
       break;
     case DType::f32:
-      launch<float>(reduction, stream);
+      launch<float>(reductions, count, stream);
       break;
     case DType::f64:
-      launch<double>(reduction, stream);
+      launch<double>(reductions, count, stream);
       break;
     case DType::c64:
-      launch<Complex<float>>(reduction, stream);
+      launch<Complex<float>>(reductions, count, stream);
       break;
     default:
-      launch<Complex<double>>(reduction, stream);
+      launch<Complex<double>>(reductions, count, stream);
   }
   return cudaGetLastError();
 }

@@ -5,6 +5,7 @@
 #include <driver_types.h>
 
 #include "cuda/args.hpp"
+#include "scanrnn/core/nonlinear_cell.hpp"
 #include "scanrnn/types.hpp"
 
 namespace scanrnn::cuda {
@@ -19,7 +20,12 @@ struct Reduction {
   Index out_rows = 0, out_steps = 0, out_channels = 0;
 };
 
-/// In a fixed order and in double precision.
-cudaError_t launch_reduction(const Reduction& reduction, DType dtype, cudaStream_t stream);
+inline constexpr int kMostReductions =
+    kMaxInputs > kMaxNonlinearInputs ? kMaxInputs : kMaxNonlinearInputs;
+
+/// Up to kMostReductions of them, in a fixed order and in double precision. Those that follow one
+/// another and are alike share a launch.
+cudaError_t launch_reductions(const Reduction* reductions, int count, DType dtype,
+                              cudaStream_t stream);
 
 }  // namespace scanrnn::cuda

@@ -101,6 +101,14 @@ void set_arrays(const SolveProblem& p, SolveArgs& g) {
   }
 }
 
+/// Whether running all of it serially takes no longer than solving it.
+bool is_better_serial(const SolveProblem& p, Index segment) {
+  if (p.segment > 0) return p.time <= segment;
+  // Of packed sequences one may be as long as all others.
+  return p.time <= kLeastSegments * segment ||
+         (!p.layout.cu_seqlens && p.sequences * p.channels >= kManyChannels);
+}
+
 SolvePlan make_plan(const SolveProblem& p, int device) {
   SolvePlan plan;
   SolveArgs& g = plan.args;
@@ -127,8 +135,7 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   };
   const bool is_empty = p.sequences == 0 || p.channels == 0;
   const Index serial_blocks = ceil_div(p.sequences * p.channels, kSerialThreads);
-  const Index least = p.segment > 0 ? g.segment : kLeastSegments * g.segment;
-  if (!p.backward && (p.max_passes <= 0 || p.time <= least)) {
+  if (!p.backward && (p.max_passes <= 0 || is_better_serial(p, g.segment))) {
     plan.kernel = kernels.serial;
     plan.name = "solve_serial";
     plan.blocks = serial_blocks;
@@ -269,10 +276,10 @@ void execute(const SolveProblem& problem, Workspace workspace, const Target& tar
            plan.cleared_bytes > 0 && may_start_early(target.index, stream));
     if (plan.rest != nullptr) launch(plan.rest, "solve_serial", plan.rest_blocks, false);
   }
-  for (int r = 0; r < plan.reductions; ++r) {
-    error = launch_reduction(plan.reduction[r].sum, problem.dtype, stream);
-    if (error != cudaSuccess) fail(call, "the sum of a gradient", target.index, error);
-  }
+  Reduction sums[kMostReductions];
+  for (int r = 0; r < plan.reductions; ++r) sums[r] = plan.reduction[r].sum;
+  error = launch_reductions(sums, plan.reductions, problem.dtype, stream);
+  if (error != cudaSuccess) fail(call, "the sum of a gradient", target.index, error);
 }
 
 }  // namespace scanrnn::cuda

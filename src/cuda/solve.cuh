@@ -15,6 +15,7 @@
 
 #include <utility>
 
+#include "common/solve_problem.hpp"
 #include "cuda/solve_args.hpp"
 #include "cuda/solve_tuning.hpp"
 #include "cuda/tile.cuh"
@@ -573,8 +574,7 @@ __device__ __forceinline__ bool rests(const SolveArgs& g, const A (&start)[N], c
   return rests;
 }
 
-/// Takes back the moves of channels that get nowhere, where few segments are left to be run
-/// serially, so that it's done sooner than the passes that are left. Their starts say so.
+/// Takes back the moves of channels that get nowhere. Their starts say so.
 template <class T, class Cell>
 __device__ __forceinline__ void give_up(const SolveArgs& g, const Unit& u, unsigned pass,
                                         const Share& share,
@@ -583,26 +583,29 @@ __device__ __forceinline__ void give_up(const SolveArgs& g, const Unit& u, unsig
   const Worker w = worker_of(g, u);
   const int across = 1 << g.across_log2, per = kSolveThreads >> g.across_log2;
   const bool has_channel = w.d < g.channels;
-  A* before = reinterpret_cast<A*>(g.progress) + 2 * u.sequence * g.pitch + w.d;
-  A open = Constant<A>::of(0), largest = open;
+  A* kept = reinterpret_cast<A*>(g.progress) + 2 * u.sequence * g.pitch + w.d;
+  SolveProgress<A> now;
   bool is_hopeless = false;
   if (has_channel) {
     for (int slot = 0; slot < per; ++slot) {
-      open = open + shared.open[slot * across + w.lane];
-      largest = maximum(largest, shared.largest[slot * across + w.lane]);
+      now.moved = now.moved + shared.open[slot * across + w.lane];
+      now.furthest = maximum(now.furthest, shared.largest[slot * across + w.lane]);
     }
-    if (pass >= kPatience) {
-      is_hopeless = open > static_cast<A>(g.max_passes - static_cast<int>(pass)) &&
-                    open * kFewestOpen > static_cast<A>(u.segments) &&
-                    open <= static_cast<A>(kSegmentsOfPass * g.max_passes) &&
-                    open > Constant<A>::of(0.75) * before[0] &&
-                    !(largest <= Constant<A>::of(0.5) * before[g.pitch]);
+    if (pass > 1) {
+      const SolveProgress<A> before = {kept[0], kept[g.pitch]};
+      is_hopeless = gets_nowhere(patience(u.segments, g.max_passes), static_cast<int>(pass),
+                                 g.max_passes, u.segments, before, now);
     }
   }
+  // A warp runs its channels serially together. Where one has most of it before it, the others
+  // don't make that longer, but each pass that they would take does.
+  A most = is_hopeless ? now.moved : Constant<A>::of(0);
+  for (int by = kWarp / 2; by > 0; by /= 2) most = maximum(most, shuffle_xor(most, by));
+  is_hopeless = is_hopeless || (now.moved > 0 && 2 * most > static_cast<A>(u.segments));
   __syncthreads();
   if (w.slot == 0 && has_channel) {
-    before[0] = open;
-    before[g.pitch] = largest;
+    kept[0] = now.moved;
+    kept[g.pitch] = now.furthest;
   }
   if (!is_hopeless) return;
   for (Index p = share.low; p < share.high; ++p) {
