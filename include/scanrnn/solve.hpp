@@ -36,8 +36,8 @@
 namespace scanrnn {
 
 /// How a nonlinear recurrence is solved. Which steps make a segment depends on these and on T and D
-/// alone, so a row's result doesn't depend on what else is in its batch; but on a GPU that the
-/// channels of all sequences fill, they are run serially, if `segment` is 0 and they aren't packed.
+/// alone, so a row's result doesn't depend on what else is in its batch. On a GPU that the channels
+/// of all sequences fill by themselves, max_passes = 0, a serial run, may take less time.
 struct SolveOptions {
   /// A start has come to rest once it moves by no more than `tolerance * max(1, |start|)`, and is
   /// apart from the end of the segment before by no more than `most_apart` times that. 0: 1e-6, for

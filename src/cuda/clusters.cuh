@@ -262,7 +262,8 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     run_clusters(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
 #if SCANRNN_HAS_CLUSTERS
   using P = RowPass<Cell, kBackward, T>;
-  static_assert(has_clusters<Cell, T, kBackward> && !P::recomputes && !P::has_late);
+  static_assert(has_clusters<Cell, T, kBackward> && !P::recomputes && !P::has_late &&
+                P::threads == kThreads);
   const Args& g = known<P, true>(args);
   using A = Acc<T>;
   constexpr int W = P::width;

@@ -101,14 +101,6 @@ void set_arrays(const SolveProblem& p, SolveArgs& g) {
   }
 }
 
-/// Whether running all of it serially takes no longer than solving it.
-bool is_better_serial(const SolveProblem& p, Index segment) {
-  if (p.segment > 0) return p.time <= segment;
-  // Of packed sequences one may be as long as all others.
-  return p.time <= kLeastSegments * segment ||
-         (!p.layout.cu_seqlens && p.sequences * p.channels >= kManyChannels);
-}
-
 SolvePlan make_plan(const SolveProblem& p, int device) {
   SolvePlan plan;
   SolveArgs& g = plan.args;
@@ -135,7 +127,8 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   };
   const bool is_empty = p.sequences == 0 || p.channels == 0;
   const Index serial_blocks = ceil_div(p.sequences * p.channels, kSerialThreads);
-  if (!p.backward && (p.max_passes <= 0 || is_better_serial(p, g.segment))) {
+  const Index least = p.segment > 0 ? g.segment : kLeastSegments * g.segment;
+  if (!p.backward && (p.max_passes <= 0 || p.time <= least)) {
     plan.kernel = kernels.serial;
     plan.name = "solve_serial";
     plan.blocks = serial_blocks;

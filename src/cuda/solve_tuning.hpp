@@ -16,13 +16,12 @@ inline constexpr int kSolveThreads = 128;
 inline constexpr Index kMultiprocessors = 132;
 /// A sequence of no more segments than this is run serially. (On an H200 at T = 640 and 1024, D =
 /// 512, the LSTM's forward alone: 16 sequences 0.111 and 0.121 ms, serially 0.110 and 0.173.)
-inline constexpr Index kLeastSegments = 6;
-/// So are sequences that have as many channels together: then a serial run fills the device too,
-/// and reads everything once. The one choice that depends on the batch: to the tolerance, not to
-/// the bit. (float32, one or two passes against serial, at 64, 1024, 512: GRU 0.231 and 0.187 ms,
+/// Sequences that have 32,768 channels together fill the device by themselves, and run serially in
+/// 0.6 to 0.8 of the time (64, 1024, 512, one or two passes against serial: GRU 0.231 and 0.187 ms,
 /// LSTM 0.396 and 0.229, SRU 0.328 and 0.223, IndRNN 0.136 and 0.088; with half the channels, 32,
-/// 4096, 512: 0.372 and 0.579, 0.660 and 0.675, 0.572 and 0.590, 0.236 and 0.266.)
-inline constexpr Index kManyChannels = 32768;
+/// 4096, 512: 0.372 and 0.579, 0.660 and 0.675, 0.572 and 0.590, 0.236 and 0.266). But a row has the
+/// same bits in any batch, so how many there are must not matter.
+inline constexpr Index kLeastSegments = 6;
 inline constexpr Index kMostSegmentSteps = 1 << 30;
 inline constexpr Index kMostUnits = 1 << 30;
 

@@ -287,12 +287,6 @@ def test_bits_depend_on_nothing_else(cuda, name):
         assert torch.equal(a, b[3:4])
 
 
-def test_a_device_full_of_channels_is_run_serially(cuda):
-    full, fewer = (Problem("indrnn", b=b, t=800, d=512, gain=0.3).forward() for b in (64, 63))
-    assert (full.report[:, STATUS] == 2).all()
-    assert (fewer.report[:, STATUS] < 2).all()
-
-
 @by_cell
 def test_long_memory_converges_to_the_serial_run(cuda, name):
     """Gates that hold the state for hundreds of steps take more passes, and give the same."""
