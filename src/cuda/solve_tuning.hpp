@@ -19,8 +19,8 @@ inline constexpr Index kMultiprocessors = 132;
 /// Sequences that have 32,768 channels together fill the device by themselves, and run serially in
 /// 0.6 to 0.8 of the time (64, 1024, 512, one or two passes against serial: GRU 0.231 and 0.187 ms,
 /// LSTM 0.396 and 0.229, SRU 0.328 and 0.223, IndRNN 0.136 and 0.088; with half the channels, 32,
-/// 4096, 512: 0.372 and 0.579, 0.660 and 0.675, 0.572 and 0.590, 0.236 and 0.266). But a row has the
-/// same bits in any batch, so how many there are must not matter.
+/// 4096, 512: 0.372 and 0.579, 0.660 and 0.675, 0.572 and 0.590, 0.236 and 0.266). But a row has
+/// the same bits in any batch, so how many there are must not matter.
 inline constexpr Index kLeastSegments = 6;
 inline constexpr Index kMostSegmentSteps = 1 << 30;
 inline constexpr Index kMostUnits = 1 << 30;
