@@ -17,6 +17,7 @@ struct Kernel {
   int vector_bytes = 0;  ///< that a thread moves at once
   /// Bytes of shared memory that the launch has to ask for.
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
+  int carveout = 100;  ///< percent of the L1 cache that shared memory may take
 };
 
 /// One pass of a cell for one dtype.
@@ -24,6 +25,9 @@ struct PassKernels {
   Kernel rows;
   Kernel whole;  ///< rows of calls whose tiles are all whole; not every cell has it
   Kernel columns;
+  // For arrays that start anywhere. Not every cell has them.
+  Kernel lines;  ///< rows
+  Kernel ragged_columns;
   Kernel serial;
   Kernel ordered;  ///< not every cell has it
 };
@@ -34,7 +38,7 @@ struct CellKernels {
 
 /// What a kernel needs to be told once for each device: how much shared memory it may ask for.
 struct Prepared {
-  std::atomic<std::uint64_t> rows{0}, whole{0}, columns{0};
+  std::atomic<std::uint64_t> rows{0}, whole{0}, columns{0}, lines{0}, ragged_columns{0};
 };
 
 /// A cell's kernels for one dtype, and on which devices they are prepared.
