@@ -137,9 +137,9 @@
 //   gains                                 3, 0.66          2, 0.61
 //   gains and what a step adds            2, 0.71          2, 0.59
 //
-// What is left is the L2 cache, at 0.8 of its throughput: 1.25 sectors are read and written for
-// one, and half of the reads count twice. Where vectors are possible (8,2000,1000) it is no better
-// than rows.cuh: 0.82, 0.77 against 0.80, 0.77.
+// What is left seems to be the L2 cache, at 0.8 of its throughput: a line takes 5 sectors instead
+// of 4, and the counters have 1.5 times as many again. Where vectors are possible (8,2000,1000) it
+// is no better than rows.cuh: 0.82, 0.77 against 0.80, 0.77.
 //
 // Columns that start anywhere or end within a tile (kRagged), forward and backward:
 //
