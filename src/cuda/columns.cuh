@@ -9,6 +9,8 @@
 // neighbouring tiles, the children of one node, and look back together.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/pass.cuh"
 #include "cuda/tree.cuh"
 
@@ -44,11 +46,46 @@ __device__ __forceinline__ bool is_aligned(const char* p) {
   return (reinterpret_cast<unsigned long long>(p) & (kVectorBytes - 1)) == 0;
 }
 
-/// Copies one channel's rows [low, high) into a slot.
-template <class T>
+/// Calls `element(memory, shared)` for rows [low, high) of kRows that lie side by side, a lane a
+/// row: where each lies in memory, row 0 at `base`, and where in a slot. Lanes and multiples of
+/// kWarp have no bit in common and swizzling is linear in bits, so that a row's place is that of
+/// its lane and a constant.
+template <class T, int kRows, class Element>
+__device__ __forceinline__ void each_row(char* base, int low, int high, char* slot, int lane,
+                                         Element&& element) {
+  constexpr int kBytes = static_cast<int>(sizeof(T)), kLine = 128;
+  constexpr int kAtOnce = sizeof(T) == 2 ? 16 : 8;  // then the swizzle begins anew
+  const int first = element_offset<T>(lane);
+  const unsigned count = static_cast<unsigned>(high - low);
+  int row = lane - low;
+  asm("" : "+r"(row));  // else each row's is worked out from the start
+  base = opaque(base + lane * kBytes);
+  char* place[kAtOnce];
+#pragma unroll
+  for (int j = 0; j < kAtOnce; ++j) {
+    place[j] = opaque(slot + (first ^ (element_offset<T>(j * kWarp) & (kLine - 1))));
+  }
+#pragma unroll
+  for (int i = 0; i < kRows / kWarp; ++i) {
+    const int row0 = i * kWarp;
+    if (static_cast<unsigned>(row0 + row) < count) {
+      element(base + row0 * kBytes, place[i % kAtOnce] + row0 * kBytes / kLine * kLine);
+    }
+  }
+}
+
+/// Copies one channel's rows [low, high) into a slot, of kRows where they start anywhere.
+template <class T, int kRows = 0>
 __device__ __forceinline__ void stage_column(const Steps& s, const char* base, int low, int high,
                                              char* slot, int lane) {
   constexpr int W = kWidth<T>, kBytes = static_cast<int>(sizeof(T));
+  if constexpr (kRows > 0) {
+    if (s.vector && !is_aligned(base)) {
+      each_row<T, kRows>(const_cast<char*>(base), low, high, slot, lane,
+                         [&](const char* from, char* to) { copy_async<kBytes>(to, from); });
+      return;
+    }
+  }
   int done = low;  // rows [low, done) are copied
   if (s.vector && is_aligned(base)) {
     const int begin = (low + W - 1) / W, end = high / W;
@@ -70,10 +107,19 @@ __device__ __forceinline__ void stage_column(const Steps& s, const char* base, i
   }
 }
 
-template <class T>
+template <class T, int kRows = 0>
 __device__ __forceinline__ void write_column(const Steps& s, char* base, int low, int high,
                                              const char* slot, int lane) {
   constexpr int W = kWidth<T>, kBytes = static_cast<int>(sizeof(T));
+  if constexpr (kRows > 0) {
+    if (s.vector && !is_aligned(base)) {
+      each_row<T, kRows>(base, low, high, const_cast<char*>(slot), lane,
+                         [&](char* to, const char* from) {
+                           *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
+                         });
+      return;
+    }
+  }
   int done = low;
   const auto write = [&](int r) {
     *reinterpret_cast<T*>(base + r * s.time * kBytes) =
@@ -121,6 +167,21 @@ __device__ __forceinline__ void each_of_columns(const Steps& s, const char* base
   }
 }
 
+/// Fills the leaf that a sequence ends in. A step of 1 and -0 changes no state, whatever it is, and
+/// is the identity's own where it comes first, as in backward: so that leaf may run as full ones
+/// do. (Complex products with 1 would change infinities.)
+template <class P, class T>
+__device__ __forceinline__ void fill_leaf(const Args& g, int low, int high, char* slots, int lane) {
+  const int missing = (g.reverse ? low : -high) & (P::leaf - 1);
+  if (lane >= missing) return;
+  const int row = g.reverse ? low - 1 - lane : high + lane;
+#pragma unroll
+  for (int s = 0; s < P::slots; ++s) {
+    *reinterpret_cast<T*>(slots + s * P::slot_bytes + element_offset<T>(row)) =
+        Element<T>::narrow(s == P::slot(0) ? Acc<T>(1) : Acc<T>(-0.0));
+  }
+}
+
 /// How a leaf is run. A plain one is nothing but full: all its steps are there, without a reset. It
 /// goes up or down in memory.
 enum class ColumnMode { general, plain_up, plain_down };
@@ -160,9 +221,10 @@ struct ColumnLeaf {
   int from;    // row of step 0
   int chunk0;  // swizzled chunk of the leaf's first row
   Index channel;
-  unsigned valid = 0;   // bit i: step i is one of the sequence's
-  unsigned resets = 0;  // bit i: and the state is dropped before it
-  int last = -1;        // the last step of the pass, if it is here
+  unsigned valid = 0;      // bit i: step i is one of the sequence's
+  unsigned resets = 0;     // bit i: and the state is dropped before it
+  int last = -1;           // the last step of the pass, if it is here
+  bool is_filled = false;  // fill_leaf
   One vector_in[P::inputs];
 
   // Backward.
@@ -219,7 +281,8 @@ struct ColumnLeaf {
   __device__ __forceinline__ int row(int i) const { return ascending ? from + i : from - i; }
   __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
   __device__ __forceinline__ ColumnMode mode() const {
-    if (valid != kAllLanes >> (32 - kLeaf) || resets != 0 || entry_cut || g.has_wide) {
+    if ((valid != kAllLanes >> (32 - kLeaf) && !(is_filled && valid != 0)) || resets != 0 ||
+        entry_cut || g.has_wide) {
       return ColumnMode::general;
     }
     return ascending ? ColumnMode::plain_up : ColumnMode::plain_down;
@@ -618,13 +681,16 @@ struct SharedNode {
   }
 };
 
-template <class Cell, class T, bool kBackward>
+/// kRagged: for sequences that start anywhere in memory, or of few tiles of which the last isn't
+/// whole.
+template <class Cell, class T, bool kBackward, bool kRagged = false>
 __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp),
                                   (ColumnPass<Cell, kBackward, T>::blocks))
     run_columns(const __grid_constant__ Args g, const __grid_constant__ Cell cell) {
   using P = ColumnPass<Cell, kBackward, T>;
   using A = Acc<T>;
-  constexpr int kLeaf = P::leaf;
+  constexpr int kLeaf = P::leaf, kAnyRows = kRagged ? P::rows : 0;
+  static_assert(!kRagged || (Cell::step_is_input && std::is_floating_point_v<A>));
   const A zero = Constant<A>::of(0);
 
   extern __shared__ __align__(128) char slots_of_block[];
@@ -675,7 +741,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
         reinterpret_cast<uint4*>(slot)[i] = make_uint4(0, 0, 0, 0);
       }
     } else if (held == 1) {
-      stage_column<T>(array, base_of(array), low, high, slot, lane);
+      stage_column<T, kAnyRows>(array, base_of(array), low, high, slot, lane);
     } else {
       const char* const base = base_of(array);
       each_of_columns<T>(
@@ -690,6 +756,10 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   ColumnLeaf<P, T> leaf(g, t, cell, slots, lane);
   const int place = leaf.place;
   A state = leaf.has_channel ? load_state<T>(g.enter, t.sequence, leaf.channel) : zero;
+  if constexpr (kRagged) {
+    leaf.is_filled = held == 1 && (!kBackward || g.sum_slot[0] < 0);
+    if (leaf.is_filled) fill_leaf<P, T>(g, low, high, slots, lane);
+  }
   if constexpr (kBackward) leaf.take_neighbours(true);
   await_copies();
   __syncwarp();
@@ -817,7 +887,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
     if (s.data == nullptr) return;
     const char* const slot = slots + slot_number * P::slot_bytes;
     if (!s.wide && held == 1) {
-      write_column<T>(s, base_of(s), low, high, slot, lane);
+      write_column<T, kAnyRows>(s, base_of(s), low, high, slot, lane);
     } else if (!s.wide) {
       char* const base = base_of(s);
       each_of_columns<T>(

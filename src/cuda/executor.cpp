@@ -343,6 +343,40 @@ Plan make_plan(const Problem& p, int device) {
       plan.clusters = &kernels.clusters;
     }
   }
+  // Arrays that start anywhere, in calls that ask for nothing else.
+  const auto all_steps = [&](auto&& is_so) {
+    bool all = is_so(g.out) && is_so(g.states) && is_so(g.dy);
+    for (int i = 0; i < p.inputs; ++i) all = all && is_so(g.in[i]) && is_so(g.din[i]);
+    return all;
+  };
+  const bool has_all =
+      g.in[0].data != nullptr &&
+      (p.backward ? g.states.data != nullptr && g.dy.data != nullptr : g.in[1].data != nullptr);
+  const bool is_plain = has_all && !g.has_wide && slots == 0 && g.cu_seqlens == nullptr &&
+                        g.lengths == nullptr && g.reset == nullptr;
+  const auto is_line = [&](const Steps& s) {
+    return s.data == nullptr || (s.channel == 1 && std::abs(s.time) < INT32_MAX / element);
+  };
+  if (plan.way == Way::rows && kernels.lines.function != nullptr && is_plain &&
+      !(g.is_regular && g.is_direct) && g.across_log2 == band_log2 && g.teams_log2 == 0 &&
+      g.leaf == kernel->leaf && all_steps(is_line)) {
+    plan.kernel = &kernels.lines;
+    plan.prepared = &prepared.lines;
+    plan.shared_bytes = kernels.lines.shared_bytes(g.across_log2, g.leaf, warps, g.levels);
+  }
+  const auto is_aligned = [&](const Steps& s) {
+    const auto in_step = [&](Index stride, Index count) {
+      return count <= 1 || stride * element % kVectorBytes == 0;
+    };
+    return s.data == nullptr || (reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0 &&
+                                 in_step(s.channel, p.channels) && in_step(s.batch, p.batch));
+  };
+  if (plan.way == Way::columns && kernels.ragged_columns.function != nullptr && is_plain &&
+      g.across_log2 == 0 &&
+      ((p.time % rows != 0 && p.time < kRadix * rows) || !all_steps(is_aligned))) {
+    plan.kernel = &kernels.ragged_columns;
+    plan.prepared = &prepared.ragged_columns;
+  }
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
   return plan;
 }
@@ -364,7 +398,7 @@ cudaError_t prepare(const Kernel& kernel, std::atomic<std::uint64_t>& prepared, 
   }
   if (error == cudaSuccess) {
     error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared);
+                                 kernel.carveout);
   }
   if (error == cudaSuccess) prepared.fetch_or(bit_of(device), std::memory_order_relaxed);
   return error;

@@ -204,11 +204,40 @@
 // barrier behind the look-back for 5.5 of 14.7 cycles an instruction, and issue 0.38 a cycle and
 // scheduler. From a tile to the 512 blocks behind it there are four publications one after another.
 //
-// Rows that start anywhere, (8,2001,1001) in [B,T,D]: 16-byte copies of the vectors that lie whole
-// in a row and 4-byte ones of what is left, rows turned in shared memory until the warp that copied
-// them straightens them, and outputs likewise: 0.42, 0.40 instead of 0.50, 0.46. The first version
-// took 2,560 instructions a warp and tile (0.49 of what can be issued), one with fewer was no
-// faster; of the 32 bytes of a sector that is stored, 22 are used.
+// Rows that start anywhere, (8,2001,1001) in [B,T,D], forward and backward: 0.50, 0.46 with 4-byte
+// copies into shared memory, 0.42, 0.40 with 16-byte copies of the vectors that lie whole in a row
+// (turned in shared memory until the warp that copied them straightens them). A lane a channel
+// (lines.cuh): 0.57, 0.56 with shared memory as large as it gets, 0.71, 0.61 with a quarter of it
+// left to the L1 cache. What is on its way to registers or by copies of 4 bytes lies there, and of
+// such rows each line lies in two of the cache's: with 28 KB a multiprocessor had too little on its
+// way (aligned rows, 8,2048,1024: 0.83; 8,2000,1000, whose lines lie in two as well: 0.63).
+//
+//   arrays in registers, blocks, share    forward          backward
+//   none                                  3, 0.55 (28 KB)  -
+//   gains                                 3, 0.66          2, 0.61
+//   gains and what a step adds            2, 0.71          2, 0.59
+//
+// What is left seems to be the L2 cache, at 0.8 of its throughput: a line takes 5 sectors instead
+// of 4, and the counters have 1.5 times as many again. Where vectors are possible (8,2000,1000) it
+// is no better than rows.cuh: 0.82, 0.77 against 0.80, 0.77.
+//
+// Columns that start anywhere or end within a tile (kRagged), forward and backward:
+//
+//                                        8,2001,1001   8,2000,1000
+//   before                               0.72, 0.63    0.80, 0.73
+//   4-byte copies by constants, the last
+//   leaf of a sequence run as full ones  0.75, 0.66    0.88, 0.78
+//
+// In the kernel of all others the same cost backward 0.03 at 8,2048,1024, so it is one of its own.
+// Lost: 16-byte copies of whole vectors, straightened in shared memory, in slots that are a vector
+// longer (0.67, 0.61; aligned 16,8192,1024 0.94, 0.89 instead of 0.99, 0.98). In rows.cuh, calls
+// whose last tiles aren't whole by the kernel of whole tiles, with the general code beside it:
+// 8,2000,1000 0.81, 0.78, as good as nothing.
+//
+// One long channel again: nodes multiplied anew by whoever needs them, two publications instead of
+// four, changed nothing (0.68, 0.69) and cost at 1,2^20,64 in [B,D,T] (0.79, 0.75 instead of 0.88,
+// 0.87). CUB's device-wide scan of the same maps took 0.67 ms where this takes 0.28, and its sum of
+// floats 3.0 TB/s where this has 2.9.
 #pragma once
 
 #include <cstddef>

@@ -134,6 +134,19 @@ def test_whole_tiles_have_the_bits_that_others_have(device, reverse, dtype):
         assert_equal(whole, others)
 
 
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_arrays_that_start_anywhere_have_the_bits_of_others(device, reverse, layout):
+    """Calls without resets have kernels of their own there."""
+    for B, T, D in ((2, 777, 37), (8, 2001, 45), (1, 70_001, 33), (2, 2000, 40), (1, 1025, 3)):
+        a, x, dh = (LAYOUTS[layout](random(device, B, T, D, seed=i) * 0.4) for i in range(3))
+        h0, dfinal = (random(device, B, D, seed=i) for i in (3, 4))
+        never = torch.zeros(B, T, dtype=torch.bool, device=device)
+        these = scan_and_gradients(a, x, h0, dh, dfinal, reverse=reverse)
+        others = scan_and_gradients(a, x, h0, dh, dfinal, reverse=reverse, reset=never)
+        assert_equal(these, others)
+
+
 def test_a_sequence_has_the_same_bits_packed_and_alone(device):
     """Where a sequence starts in a pack makes no difference."""
     T, D = 3000, 24
