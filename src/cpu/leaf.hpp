@@ -168,6 +168,25 @@ struct Leaf {
     return descending ? g.steps - 1 - i : i;
   }
 
+  /// What step t reads, into the second-level cache.
+  template <class Step>
+  static SCANRNN_HD void prefetch(const LeafArgs& g, int t, int lane) {
+    constexpr unsigned read = Step::descending                   ? Cell::backward_inputs
+                              : Step::has_state && Step::has_map ? all_inputs
+                                                                 : Cell::map_inputs;
+    for (int i = 0; i < Cell::inputs; ++i) {
+      if (((read & ~Cell::vector_inputs) >> i) & 1u) {
+        __builtin_prefetch(row(g.in[i], t, lane), 0, 2);
+      }
+    }
+    if constexpr (Step::descending) {
+      __builtin_prefetch(row(g.dy, t, lane), 0, 2);
+      if (Cell::state_is_output && Step::has_state) {
+        __builtin_prefetch(row(g.c_prev, t, lane), 0, 2);
+      }
+    }
+  }
+
   /// `Width` registers from `lane` on, in registers for the whole leaf.
   template <class Step, int Width>
   static SCANRNN_HD void narrow(const LeafArgs& g, int first_lane) {
@@ -185,7 +204,9 @@ struct Leaf {
 #pragma GCC unroll 8
       for (int k = 0; k < Width; ++k) {
         const int v = Step::descending ? Width - 1 - k : k;  // as memory is walked
-        Step::step(g, cell, t, first_lane + v * Reg::lanes, cut, carry[v], sum[v]);
+        const int lane = first_lane + v * Reg::lanes;
+        if (!Cell::step_is_input && g.ahead != 0) prefetch<Step>(g, t + g.ahead, lane);
+        Step::step(g, cell, t, lane, cut, carry[v], sum[v]);
       }
     }
     for (int v = 0; v < Width; ++v) {
@@ -197,17 +218,6 @@ struct Leaf {
       }
       for (int i = 0; Step::has_sums && i < Cell::inputs; ++i) {
         if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, sum[v][i]);
-      }
-    }
-  }
-
-  /// What step t of a forward pass reads, into the second-level cache.
-  template <class Step>
-  static SCANRNN_HD void prefetch(const LeafArgs& g, int t, int lane) {
-    constexpr unsigned read = Step::has_state && Step::has_map ? all_inputs : Cell::map_inputs;
-    for (int i = 0; i < Cell::inputs; ++i) {
-      if (((read & ~Cell::vector_inputs) >> i) & 1u) {
-        __builtin_prefetch(row(g.in[i], t, lane), 0, 2);
       }
     }
   }
@@ -332,6 +342,7 @@ struct Leaf {
   static CellKernels kernels() {
     return {Along<Cell, R>::kernels(),
             Reg::lanes,
+            Cell::step_is_input,
             Cell::is_prepared ? prepare : nullptr,
             kernel<MapStep>,
             kernel<RunStep>,
