@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, Unpack, get_args, overload
 
-from . import _core
+from . import _core, _docs
 from ._array import (
     ACCUMULATION,
     Array,
@@ -88,6 +88,7 @@ __all__ = [
 ]
 
 ArrayT = TypeVar("ArrayT")
+_documented = _docs.documented(_docs.NUMPY)
 
 # Gradients, in the order of a function's arguments
 
@@ -243,6 +244,7 @@ def sru(
     return_report: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def sru(
     u: Any,
     f: Any,
@@ -268,53 +270,7 @@ def sru(
     return_checkpoints: bool = False,
     return_report: bool = False,
 ) -> Any:
-    """Simple recurrent unit.
-
-        f'_t = sigmoid(f_t + v_f * c_{t-1} + bias_f),  r'_t = sigmoid(r_t + v_r * c_{t-1} + bias_r)
-        c_t = f'_t * c_{t-1} + (1 - f'_t) * u_t
-        h_t = r'_t * g(c_t) + (1 - r'_t) * skip_t
-
-    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018. Gates,
-    recurrence and output are one kernel: no gate is ever stored. Without v_f and v_r the recurrence
-    is linear in c; with them it is solved as that of `diagonal_gru`.
-
-    Args:
-        u: candidates W x, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
-            default. float16, bfloat16, float32 or float64, with any strides.
-        f: forget gates before bias and sigmoid, u's shape and dtype.
-        r: reset (highway) gates before bias and sigmoid, u's shape and dtype.
-        skip: highway input, u's shape and dtype; None means zeros.
-        bias_f: (D,) in u's dtype or its accumulation dtype; None means zeros.
-        bias_r: likewise.
-        c0: states before the first step, u's shape without the time axis, in u's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        v_f: (D,) recurrent weights, in u's dtype or its accumulation dtype; None, with v_r: none.
-        v_r: likewise.
-        activation: g, "identity", "tanh" or "relu".
-        axis: the time axis of u.
-        tolerance: with v_f and v_r, as in `diagonal_gru`; else ignored. Likewise max_passes and
-            segment.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-        return_checkpoints: return what `sru_vjp` needs: one state in 32 steps, or with v_f and v_r
-            all states.
-        return_report: return a `SolveReport` too, with v_f and v_r.
-
-    Returns:
-        h, with u's shape and dtype, and what was asked for after it, in the order (h, c_T,
-        checkpoints, report). c_T has c0's shape and the accumulation dtype, float32 for 16-bit
-        floats; checkpoints is an opaque array.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Simple recurrent unit."""
     if v_f is not None or v_r is not None:
         return recurrent_sru(
             (u, f, r, skip, bias_f, bias_r, v_f, v_r, c0),
@@ -349,6 +305,7 @@ def sru(
     )
 
 
+@_documented
 def sru_vjp(
     u: Any,
     f: Any,
@@ -371,41 +328,7 @@ def sru_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> SruGrads | RecurrentSruGrads:
-    """Gradients of `sru`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `sru` itself. States and gates are recomputed from the
-    checkpoints. Sums over batch and time (the biases') have a fixed order.
-
-    Args:
-        u: as given to `sru`, and likewise all up to c0.
-        f: see u.
-        r: see u.
-        skip: see u.
-        bias_f: see u.
-        bias_r: see u.
-        c0: see u.
-        checkpoints: what `sru` returned with return_checkpoints for the same arguments and options.
-        dh: gradient of the loss with respect to h, u's shape and dtype; None means zeros.
-        dfinal: gradient with respect to c_T, in c0's shape, in u's dtype or its accumulation dtype;
-            None means zeros.
-        v_f: as given to `sru`; likewise v_r.
-        v_r: see v_f.
-        activation: as given to `sru`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None. With
-        v_f and v_r a `RecurrentSruGrads`.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `sru`, for NumPy, CuPy and DLPack arrays."""
     if v_f is not None or v_r is not None:
         return recurrent_sru_vjp(
             (u, f, r, skip, bias_f, bias_r, v_f, v_r, c0),
@@ -438,6 +361,7 @@ def sru_vjp(
     )
 
 
+@_documented
 def sru_step(
     u: ArrayT,
     f: Array,
@@ -451,27 +375,7 @@ def sru_step(
     v_r: Array | None = None,
     activation: SruActivation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `sru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        u: (..., D), as in `sru` without the time axis; likewise f, r and skip.
-        f: see u.
-        r: see u.
-        skip: see u.
-        bias_f: (D,), as in `sru`.
-        bias_r: (D,), as in `sru`.
-        c: (..., D), the state before the step; None means zeros.
-        v_f: (D,), as in `sru`.
-        v_r: (D,), as in `sru`.
-        activation: as in `sru`.
-
-    Returns:
-        (h, c): the output in u's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `sru`, for decoding: what a sequence of one step gives."""
     if v_f is not None or v_r is not None:
         return recurrent_sru_step((u, f, r, skip, bias_f, bias_r, v_f, v_r, c), activation)
     return _step(_SRU, (u, f, r, skip, bias_f, bias_r, c), {"activation": activation})
@@ -507,6 +411,7 @@ def gilr(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def gilr(
     f: Any,
     z: Any,
@@ -521,38 +426,7 @@ def gilr(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Gated impulse linear recurrence: one gate, which sees the input alone.
-
-        f'_t = sigmoid(f_t)
-        h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
-
-    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018, section
-    3. With g = tanh it is QRNN's f-pooling too.
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides.
-        z: candidates, f's shape and dtype.
-        h0: states before the first step, f's shape without the time axis, in f's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of f.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with f's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Gated impulse linear recurrence: one gate, which sees the input alone."""
     return _forward(
         _GILR,
         (f, z, h0),
@@ -567,6 +441,7 @@ def gilr(
     )
 
 
+@_documented
 def gilr_vjp(
     f: Any,
     z: Any,
@@ -583,33 +458,7 @@ def gilr_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> GilrGrads:
-    """Gradients of `gilr`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `gilr` itself. Gates are recomputed.
-
-    Args:
-        f: as given to `gilr`, and likewise all up to h0.
-        z: see f.
-        h0: see f.
-        h: what `gilr` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, f's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in f's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `gilr`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `gilr`, for NumPy, CuPy and DLPack arrays."""
     return GilrGrads(
         *_vjp(
             _GILR,
@@ -628,6 +477,7 @@ def gilr_vjp(
     )
 
 
+@_documented
 def gilr_step(
     f: ArrayT,
     z: Array,
@@ -635,21 +485,7 @@ def gilr_step(
     *,
     activation: Activation = "tanh",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `gilr`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `gilr` without the time axis; likewise z.
-        z: see f.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `gilr`.
-
-    Returns:
-        (h, h): the output in f's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `gilr`, for decoding: what a sequence of one step gives."""
     return _step(_GILR, (f, z, h), {"activation": activation})
 
 
@@ -686,6 +522,7 @@ def hgrn(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def hgrn(
     f: Any,
     z: Any,
@@ -701,39 +538,7 @@ def hgrn(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Hierarchically gated recurrence: a forget gate with a lower bound.
-
-        f'_t = bound + (1 - bound) * sigmoid(f_t)
-        h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
-
-    Qin et al., "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", 2023,
-    equations 2 to 5, for real states.
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides.
-        z: candidates before g, f's shape and dtype.
-        bound: (D,), between 0 and 1, in f's dtype or its accumulation dtype; None means zeros.
-        h0: states before the first step, f's shape without the time axis, in f's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of f.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with f's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Hierarchically gated recurrence: a forget gate with a lower bound."""
     return _forward(
         _HGRN,
         (f, z, bound, h0),
@@ -748,6 +553,7 @@ def hgrn(
     )
 
 
+@_documented
 def hgrn_vjp(
     f: Any,
     z: Any,
@@ -765,35 +571,7 @@ def hgrn_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> HgrnGrads:
-    """Gradients of `hgrn`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `hgrn` itself. Gates are recomputed. Sums over batch and time have
-    a fixed order.
-
-    Args:
-        f: as given to `hgrn`, and likewise all up to h0.
-        z: see f.
-        bound: see f.
-        h0: see f.
-        h: what `hgrn` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, f's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in f's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `hgrn`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `hgrn`, for NumPy, CuPy and DLPack arrays."""
     return HgrnGrads(
         *_vjp(
             _HGRN,
@@ -812,6 +590,7 @@ def hgrn_vjp(
     )
 
 
+@_documented
 def hgrn_step(
     f: ArrayT,
     z: Array,
@@ -820,22 +599,7 @@ def hgrn_step(
     *,
     activation: Activation = "silu",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `hgrn`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `hgrn` without the time axis; likewise z.
-        z: see f.
-        bound: (D,), as in `hgrn`.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `hgrn`.
-
-    Returns:
-        (h, h): the output in f's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `hgrn`, for decoding: what a sequence of one step gives."""
     return _step(_HGRN, (f, z, bound, h), {"activation": activation})
 
 
@@ -869,6 +633,7 @@ def min_gru(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def min_gru(
     z: Any,
     v: Any,
@@ -883,38 +648,7 @@ def min_gru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Minimal GRU, in plain space: the state may have any sign.
-
-        z'_t = sigmoid(z_t)
-        h_t = (1 - z'_t) * h_{t-1} + z'_t * g(v_t)
-
-    Feng et al., "Were RNNs All We Needed?", 2024, section 3.1. Its log-space
-    version has g "positive".
-
-    Args:
-        z: update gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides.
-        v: candidates before g, z's shape and dtype.
-        h0: states before the first step, z's shape without the time axis, in z's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of z.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with z's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Minimal GRU, in plain space: the state may have any sign."""
     return _forward(
         _MIN_GRU,
         (z, v, h0),
@@ -929,6 +663,7 @@ def min_gru(
     )
 
 
+@_documented
 def min_gru_vjp(
     z: Any,
     v: Any,
@@ -945,33 +680,7 @@ def min_gru_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> MinGruGrads:
-    """Gradients of `min_gru`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `min_gru` itself. Gates are recomputed.
-
-    Args:
-        z: as given to `min_gru`, and likewise all up to h0.
-        v: see z.
-        h0: see z.
-        h: what `min_gru` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, z's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in z's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `min_gru`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `min_gru`, for NumPy, CuPy and DLPack arrays."""
     return MinGruGrads(
         *_vjp(
             _MIN_GRU,
@@ -990,6 +699,7 @@ def min_gru_vjp(
     )
 
 
+@_documented
 def min_gru_step(
     z: ArrayT,
     v: Array,
@@ -997,21 +707,7 @@ def min_gru_step(
     *,
     activation: Activation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `min_gru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        z: (..., D), as in `min_gru` without the time axis; likewise v.
-        v: see z.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `min_gru`.
-
-    Returns:
-        (h, h): the output in z's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `min_gru`, for decoding: what a sequence of one step gives."""
     return _step(_MIN_GRU, (z, v, h), {"activation": activation})
 
 
@@ -1048,6 +744,7 @@ def min_lstm(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def min_lstm(
     f: Any,
     i: Any,
@@ -1063,40 +760,7 @@ def min_lstm(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Minimal LSTM, in plain space: the state may have any sign.
-
-        f'_t = sigmoid(f_t) / (sigmoid(f_t) + sigmoid(i_t)),  i'_t = 1 - f'_t
-        h_t = f'_t * h_{t-1} + i'_t * g(v_t)
-
-    Feng et al., "Were RNNs All We Needed?", 2024, section 3.2. Gates may be of any size, also
-    infinite: the ratios are computed without overflow. Its log-space
-    version has g "positive".
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides.
-        i: input gates before the sigmoid, f's shape and dtype.
-        v: candidates before g, f's shape and dtype.
-        h0: states before the first step, f's shape without the time axis, in f's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of f.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with f's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Minimal LSTM, in plain space: the state may have any sign."""
     return _forward(
         _MIN_LSTM,
         (f, i, v, h0),
@@ -1111,6 +775,7 @@ def min_lstm(
     )
 
 
+@_documented
 def min_lstm_vjp(
     f: Any,
     i: Any,
@@ -1128,34 +793,7 @@ def min_lstm_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> MinLstmGrads:
-    """Gradients of `min_lstm`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `min_lstm` itself. Gates are recomputed.
-
-    Args:
-        f: as given to `min_lstm`, and likewise all up to h0.
-        i: see f.
-        v: see f.
-        h0: see f.
-        h: what `min_lstm` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, f's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in f's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `min_lstm`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `min_lstm`, for NumPy, CuPy and DLPack arrays."""
     return MinLstmGrads(
         *_vjp(
             _MIN_LSTM,
@@ -1174,6 +812,7 @@ def min_lstm_vjp(
     )
 
 
+@_documented
 def min_lstm_step(
     f: ArrayT,
     i: Array,
@@ -1182,22 +821,7 @@ def min_lstm_step(
     *,
     activation: Activation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `min_lstm`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `min_lstm` without the time axis; likewise i and v.
-        i: see f.
-        v: see f.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `min_lstm`.
-
-    Returns:
-        (h, h): the output in f's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `min_lstm`, for decoding: what a sequence of one step gives."""
     return _step(_MIN_LSTM, (f, i, v, h), {"activation": activation})
 
 
@@ -1240,6 +864,7 @@ def qrnn(
     return_checkpoints: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def qrnn(
     z: Any,
     f: Any,
@@ -1257,44 +882,7 @@ def qrnn(
     return_final: bool = False,
     return_checkpoints: bool = False,
 ) -> Any:
-    """Quasi-recurrent network's pooling: f-, fo- or ifo-pooling, by which gates are given.
-
-        f'_t = sigmoid(f_t),  o'_t = sigmoid(o_t) or 1,  i'_t = sigmoid(i_t) or 1 - f'_t
-        c_t = f'_t * c_{t-1} + i'_t * g(z_t)
-        h_t = o'_t * c_t
-
-    Bradbury et al., "Quasi-Recurrent Neural Networks", 2017, equations 3 to 5. Zoneout keeps a
-    state where f is +inf (and i, if given, -inf): then c_t = c_{t-1} exactly.
-
-    Args:
-        z: candidates before g, (batch..., channel) with the time axis inserted at `axis`: (B, T, D)
-            by default. float16, bfloat16, float32 or float64, with any strides.
-        f: forget gates before the sigmoid, z's shape and dtype.
-        o: output gates before the sigmoid, z's shape and dtype; None means no output gate.
-        i: input gates before the sigmoid, likewise; None means 1 - f'. Needs o.
-        c0: states before the first step, z's shape without the time axis, in z's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of z.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-        return_checkpoints: return what `qrnn_vjp` needs: one state in 32 steps, or, without o, h
-            itself.
-
-    Returns:
-        h, with z's shape and dtype, and what was asked for after it: (h, c_T), (h, checkpoints) or
-        (h, c_T, checkpoints). c_T has c0's shape and the accumulation dtype, float32 for 16-bit
-        floats; checkpoints is an opaque array.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Quasi-recurrent network's pooling: f-, fo- or ifo-pooling, by which gates are given."""
     function = _qrnn("qrnn", o, i)
     return _forward(
         function,
@@ -1311,6 +899,7 @@ def qrnn(
     )
 
 
+@_documented
 def qrnn_vjp(
     z: Any,
     f: Any,
@@ -1329,37 +918,7 @@ def qrnn_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> QrnnGrads:
-    """Gradients of `qrnn`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `qrnn` itself. Gates are recomputed, and so are states, from the
-    checkpoints.
-
-    Args:
-        z: as given to `qrnn`, and likewise all up to c0.
-        f: see z.
-        o: see z.
-        i: see z.
-        c0: see z.
-        checkpoints: what `qrnn` returned with return_checkpoints for the same arguments and
-            options.
-        dh: gradient of the loss with respect to h, z's shape and dtype; None means zeros.
-        dfinal: gradient with respect to c_T, in c0's shape, in z's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `qrnn`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `qrnn`, for NumPy, CuPy and DLPack arrays."""
     function = _qrnn("qrnn_vjp", o, i)
     return QrnnGrads(
         *_vjp(
@@ -1379,6 +938,7 @@ def qrnn_vjp(
     )
 
 
+@_documented
 def qrnn_step(
     z: ArrayT,
     f: Array,
@@ -1388,23 +948,7 @@ def qrnn_step(
     *,
     activation: Activation = "tanh",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `qrnn`, for decoding: what a sequence of one step gives.
-
-    Args:
-        z: (..., D), as in `qrnn` without the time axis; likewise f, o and i.
-        f: see z.
-        o: see z.
-        i: see z.
-        c: (..., D), the state before the step; None means zeros.
-        activation: as in `qrnn`.
-
-    Returns:
-        (h, c): the output in z's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `qrnn`, for decoding: what a sequence of one step gives."""
     function = _qrnn("qrnn", o, i)
     return _step(function, (z, f, o, i, c), {"activation": activation})
 
@@ -1445,6 +989,7 @@ def rg_lru(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def rg_lru(
     x: Any,
     r: Any,
@@ -1461,40 +1006,7 @@ def rg_lru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Real-gated linear recurrent unit, Griffin's recurrence.
-
-        log a_t = -c * softplus(lam) * sigmoid(r_t)
-        h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * sigmoid(i_t) * x_t
-
-    De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language
-    Models", 2024, section 2.4. The square root's derivative, which has no bound as a goes to 1, is
-    taken as 1000 where it is more (1 - a^2 < 2.5e-7), as in the authors' code.
-
-    Args:
-        x: inputs, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by default.
-            float16, bfloat16, float32 or float64, with any strides.
-        r: recurrence gates before the sigmoid, x's shape and dtype.
-        i: input gates before the sigmoid, likewise.
-        lam: (D,), in x's dtype or its accumulation dtype.
-        h0: states before the first step, x's shape without the time axis, in x's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        c: how fast states decay, 0 or more.
-        axis: the time axis of x.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with x's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Real-gated linear recurrent unit, Griffin's recurrence."""
     return _forward(
         _RG_LRU,
         (x, r, i, lam, h0),
@@ -1509,6 +1021,7 @@ def rg_lru(
     )
 
 
+@_documented
 def rg_lru_vjp(
     x: Any,
     r: Any,
@@ -1527,36 +1040,7 @@ def rg_lru_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> RgLruGrads:
-    """Gradients of `rg_lru`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `rg_lru` itself. Gates are recomputed. Sums over batch and time
-    have a fixed order.
-
-    Args:
-        x: as given to `rg_lru`, and likewise all up to h0.
-        r: see x.
-        i: see x.
-        lam: see x.
-        h0: see x.
-        h: what `rg_lru` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, x's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in x's dtype or its accumulation dtype;
-            None means zeros.
-        c: as given to `rg_lru`, and likewise all that follow.
-        axis: see c.
-        reverse: see c.
-        cu_seqlens: see c.
-        lengths: see c.
-        reset: see c.
-        padding_side: see c.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `rg_lru`, for NumPy, CuPy and DLPack arrays."""
     return RgLruGrads(
         *_vjp(
             _RG_LRU,
@@ -1575,6 +1059,7 @@ def rg_lru_vjp(
     )
 
 
+@_documented
 def rg_lru_step(
     x: ArrayT,
     r: Array,
@@ -1584,23 +1069,7 @@ def rg_lru_step(
     *,
     c: float = 8.0,
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `rg_lru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        x: (..., D), as in `rg_lru` without the time axis; likewise r and i.
-        r: see x.
-        i: see x.
-        lam: (D,), as in `rg_lru`.
-        h: (..., D), the state before the step; None means zeros.
-        c: as in `rg_lru`.
-
-    Returns:
-        (h, h): the output in x's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `rg_lru`, for decoding: what a sequence of one step gives."""
     return _step(_RG_LRU, (x, r, i, lam, h), {"c": c})
 
 
