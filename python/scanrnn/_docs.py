@@ -3,8 +3,8 @@
 A cell is the same for NumPy, PyTorch and JAX: its equations, where they come from, and what its
 arguments are. `CELLS` says it, as include/scanrnn/core/cells says it to the compiler, and
 `documented` completes the docstrings of a frontend's functions from it: under a function stands its
-first line, and what is true of this function alone. `help` shows all of it. `complete` does the
-same for layers, whose classes share the arguments of their constructors.
+first line, and what is true of this function alone. `help` shows all of it. `documented_layer` does
+the same for layers, which share most of their arguments.
 
 A docstring is completed by what its function's signature asks for, and an argument that nothing is
 said of is an error, at import.
@@ -17,6 +17,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 DocumentedT = TypeVar("DocumentedT", bound=Callable[..., Any])
@@ -395,12 +396,11 @@ def _forward(name: str, cell: Cell, frontend: Frontend, parameters: Mapping[str,
     if "checkpoints" in asked:
         returns += " The checkpoints are an opaque array."
     words = {"fn": name, "saved": cell.saved}
-    equations = "\n".join(_INDENT + line for line in inspect.cleandoc(cell.equations).split("\n"))
     paragraphs = [cell.source, _FUSED * cell.fused + frontend.derivatives.format(**words)]
     if cell.nonlinear:
         paragraphs.insert(1, _SOLVED)
     return _Parts(
-        [equations, *map(_wrapped, paragraphs)],
+        [_equations(cell), *map(_wrapped, paragraphs)],
         _arguments(name, cell, frontend),
         returns,
         {
@@ -480,6 +480,114 @@ def documented(frontend: Frontend) -> Callable[[DocumentedT], DocumentedT]:
     return decorate
 
 
+# ---- Layers --------------------------------------------------------------------------------------
+
+#: Arguments of torch's layers. {name} is the function of the cell.
+TORCH_LAYER = {
+    "input_size": "features of the input.",
+    "hidden_size": "features D of the state of each direction.",
+    "num_layers": "layers, each of which takes the output of the one before.",
+    "bias": "whether there are biases.",
+    "batch_first": "input and output are (B, T, features), not (T, B, features). hx and h_n are "
+    "not affected.",
+    "dropout": "probability of dropout on the outputs of all layers but the last, in training.",
+    "bidirectional": "run a second direction from the end; outputs are concatenated.",
+    "device": "of the parameters.",
+    "dtype": "of the parameters.",
+    "activation": "g, as in `scanrnn.torch.{name}`.",
+    "proj_size": "features of the output of each direction, 0 for hidden_size.",
+    "variational": "dropout keeps one mask for all steps of a sequence.",
+    "tolerance": "with recurrent=True, as in `scanrnn.torch.{name}`.",
+    "max_passes": "with recurrent=True, as in `scanrnn.torch.{name}`.",
+    "segment": "with recurrent=True, as in `scanrnn.torch.{name}`.",
+}
+
+#: Arguments of the functions that make a layer's parameters in JAX.
+JAX_INIT = {
+    "key": "a JAX random key.",
+    "input_size": "features of the input.",
+    "hidden_size": "features of the output.",
+    "output_size": "features of the output; None means input_size.",
+    "bias": "whether there are biases.",
+    "dtype": "of the parameters.",
+}
+
+#: Arguments of JAX's layers as functions.
+JAX_LAYER = {
+    "params": "from `{name}_init`.",
+    "x": "(..., T, input_size) in the parameters' dtype.",
+    "h0": "(..., hidden_size), as in `{name}`.",
+    "c0": "(..., hidden_size), as in `{name}`.",
+    "activation": "as in `{name}`.",
+    "c": "as in `{name}`.",
+    "return_report": "return a report too, as in `diagonal_gru`.",
+    "options": "axis, reverse, cu_seqlens, lengths, reset and padding_side, as in "
+    "`scanrnn.jax.scan`. The axis of the features is the last.",
+}
+JAX_SOLVED_LAYER = JAX_LAYER | {
+    "options": JAX_LAYER["options"] + " Also tolerance, max_passes and segment, as in "
+    "`diagonal_gru`."
+}
+JAX_LAYER_RETURNS = (
+    "(h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's shape "
+    "and the accumulation dtype."
+)
+JAX_LAYER_ERRORS = {
+    "ValueError": "a shape, an option or a value of cu_seqlens or lengths is wrong.",
+    "TypeError": "a dtype is wrong.",
+}
+
+#: Arguments of Flax's modules.
+NNX = {
+    "input_size": "features of the input.",
+    "hidden_size": "features of the output of each direction.",
+    "num_layers": "layers, each on the one before.",
+    "bidirectional": "whether each layer runs in both directions and concatenates the outputs.",
+    "activation": "as in `scanrnn.jax.{name}`.",
+    "bias": "whether there are biases.",
+    "tolerance": "as in `scanrnn.jax.diagonal_gru`.",
+    "max_passes": "as in `scanrnn.jax.diagonal_gru`.",
+    "dropout": "probability that a value between two layers is zeroed.",
+    "dtype": "of the parameters.",
+    "rngs": 'Flax\'s random streams; "params" is used.',
+}
+
+
+def documented_layer(
+    texts: Mapping[str, str],
+    cell: str = "",
+    *,
+    equations: bool = False,
+    returns: str = "",
+    errors: Mapping[str, str] = MappingProxyType({"ValueError": "an argument is out of range."}),
+) -> Callable[[DocumentedT], DocumentedT]:
+    """A decorator that completes the docstring of a layer: a class, or a function in JAX.
+
+    Args:
+        texts: what is said of arguments.
+        cell: the function of its cell, which a function's own name begins with.
+        equations: whether to say what the cell computes.
+        returns: what is returned, if anything.
+        errors: what is raised.
+    """
+
+    def decorate(layer: DocumentedT) -> DocumentedT:
+        name = cell or layer.__name__.rpartition("_")[0]
+        function = layer.__init__ if isinstance(layer, type) else layer
+        parameters = dict(inspect.signature(function).parameters)
+        parameters.pop("self", None)
+        parts = _Parts(
+            [_equations(CELLS[cell]), _wrapped(CELLS[cell].source)] if equations else [],
+            {n: text.format(name=name) for n, text in texts.items()},
+            returns,
+            errors,
+        )
+        layer.__doc__ = complete(layer.__doc__, parameters, parts)
+        return layer
+
+    return decorate
+
+
 # ---- Docstrings ----------------------------------------------------------------------------------
 
 
@@ -516,6 +624,11 @@ def _wrapped(text: str, first: str = "", rest: str = "") -> str:
     return "\n".join([*lines, line.rstrip()])
 
 
+def _equations(cell: Cell) -> str:
+    lines = inspect.cleandoc(cell.equations).splitlines()
+    return "\n".join(_INDENT + line for line in lines)
+
+
 def _entry(name: str, text: str) -> str:
     """A line of a section and those that belong to it."""
     return _wrapped(f"{name}: {text}", _INDENT, 2 * _INDENT)
@@ -535,6 +648,7 @@ def complete(doc: str | None, parameters: Mapping[str, Any], parts: _Parts) -> s
     if doc is None:  # python -OO
         return None
     head, *found = _SECTION.split(inspect.cleandoc(doc))
+    summary, *more = head.rstrip().split("\n\n", 1)
     sections = {n: text.rstrip() for n, text in zip(found[::2], found[1::2], strict=True)}
     _, *entries = _ENTRY.split(sections.pop("Args", ""))
     own = dict(zip(entries[::2], entries[1::2], strict=True))
@@ -551,5 +665,5 @@ def complete(doc: str | None, parameters: Mapping[str, Any], parts: _Parts) -> s
         errors = [_entry(name, text) for name, text in parts.errors.items()]
         sections.setdefault("Raises", "\n".join(errors))
     order = [n for n in ("Args", "Attributes", "Returns", "Raises", "Example") if n in sections]
-    body = [head.rstrip(), *parts.paragraphs, *(f"{n}:\n{sections[n]}" for n in order)]
+    body = [summary, *parts.paragraphs, *more, *(f"{n}:\n{sections[n]}" for n in order)]
     return "\n\n".join(body)
