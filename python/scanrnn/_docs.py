@@ -573,7 +573,8 @@ def documented_layer(
 
     def decorate(layer: DocumentedT) -> DocumentedT:
         name = cell or layer.__name__.rpartition("_")[0]
-        function = layer.__init__ if isinstance(layer, type) else layer
+        # Of a class's constructor, not of a metaclass that calls it, as Flax's does.
+        function = layer.__init__ if isinstance(layer, type) else layer  # type: ignore[misc]
         parameters = dict(inspect.signature(function).parameters)
         parameters.pop("self", None)
         parts = _Parts(

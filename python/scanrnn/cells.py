@@ -6,29 +6,21 @@ library in, the same one out; PyTorch and JAX arrays go to `scanrnn.torch` and `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, Unpack, get_args, overload
 
-from . import _core, _docs
-from ._array import (
-    ACCUMULATION,
-    Array,
-    Frontend,
-    give_back,
-    owner_of,
-    require_one_framework,
-)
+from . import _docs
+from ._array import Array
 from ._array.layout import PaddingSide
 from ._cell_call import Activation as Activation
-from ._cell_call import Call, Function, split
+from ._cell_call import Function, forward, step, vjp
 from ._cell_call import SequenceOptions as SequenceOptions
+from ._cell_call import SolveOptions as SolveOptions
 from ._cell_call import SruActivation as SruActivation
 from ._nonlinear import (
     DiagonalGruGrads,
     DiagonalLstmGrads,
     IndRnnGrads,
     RecurrentSruGrads,
-    SolveOptions,
     diagonal_gru,
     diagonal_gru_step,
     diagonal_gru_vjp,
@@ -290,7 +282,7 @@ def sru(
         )
     if return_report:
         raise ValueError("sru: return_report is True without v_f and v_r, expected False")
-    return _forward(
+    return forward(
         _SRU,
         (u, f, r, skip, bias_f, bias_r, c0),
         {"activation": activation},
@@ -344,12 +336,12 @@ def sru_vjp(
             padding_side=padding_side,
         )
     return SruGrads(
-        *_vjp(
+        *vjp(
             _SRU,
             (u, f, r, skip, bias_f, bias_r, c0),
-            checkpoints,
+            {"checkpoints": checkpoints},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -378,7 +370,7 @@ def sru_step(
     """One step of `sru`, for decoding: what a sequence of one step gives."""
     if v_f is not None or v_r is not None:
         return recurrent_sru_step((u, f, r, skip, bias_f, bias_r, v_f, v_r, c), activation)
-    return _step(_SRU, (u, f, r, skip, bias_f, bias_r, c), {"activation": activation})
+    return step(_SRU, (u, f, r, skip, bias_f, bias_r, c), {"activation": activation})
 
 
 @overload
@@ -427,7 +419,7 @@ def gilr(
     return_final: bool = False,
 ) -> Any:
     """Gated impulse linear recurrence: one gate, which sees the input alone."""
-    return _forward(
+    return forward(
         _GILR,
         (f, z, h0),
         {"activation": activation},
@@ -460,12 +452,12 @@ def gilr_vjp(
 ) -> GilrGrads:
     """Gradients of `gilr`, for NumPy, CuPy and DLPack arrays."""
     return GilrGrads(
-        *_vjp(
+        *vjp(
             _GILR,
             (f, z, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -486,7 +478,7 @@ def gilr_step(
     activation: Activation = "tanh",
 ) -> tuple[ArrayT, ArrayT]:
     """One step of `gilr`, for decoding: what a sequence of one step gives."""
-    return _step(_GILR, (f, z, h), {"activation": activation})
+    return step(_GILR, (f, z, h), {"activation": activation})
 
 
 @overload
@@ -539,7 +531,7 @@ def hgrn(
     return_final: bool = False,
 ) -> Any:
     """Hierarchically gated recurrence: a forget gate with a lower bound."""
-    return _forward(
+    return forward(
         _HGRN,
         (f, z, bound, h0),
         {"activation": activation},
@@ -573,12 +565,12 @@ def hgrn_vjp(
 ) -> HgrnGrads:
     """Gradients of `hgrn`, for NumPy, CuPy and DLPack arrays."""
     return HgrnGrads(
-        *_vjp(
+        *vjp(
             _HGRN,
             (f, z, bound, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -600,7 +592,7 @@ def hgrn_step(
     activation: Activation = "silu",
 ) -> tuple[ArrayT, ArrayT]:
     """One step of `hgrn`, for decoding: what a sequence of one step gives."""
-    return _step(_HGRN, (f, z, bound, h), {"activation": activation})
+    return step(_HGRN, (f, z, bound, h), {"activation": activation})
 
 
 @overload
@@ -649,7 +641,7 @@ def min_gru(
     return_final: bool = False,
 ) -> Any:
     """Minimal GRU, in plain space: the state may have any sign."""
-    return _forward(
+    return forward(
         _MIN_GRU,
         (z, v, h0),
         {"activation": activation},
@@ -682,12 +674,12 @@ def min_gru_vjp(
 ) -> MinGruGrads:
     """Gradients of `min_gru`, for NumPy, CuPy and DLPack arrays."""
     return MinGruGrads(
-        *_vjp(
+        *vjp(
             _MIN_GRU,
             (z, v, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -708,7 +700,7 @@ def min_gru_step(
     activation: Activation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
     """One step of `min_gru`, for decoding: what a sequence of one step gives."""
-    return _step(_MIN_GRU, (z, v, h), {"activation": activation})
+    return step(_MIN_GRU, (z, v, h), {"activation": activation})
 
 
 @overload
@@ -761,7 +753,7 @@ def min_lstm(
     return_final: bool = False,
 ) -> Any:
     """Minimal LSTM, in plain space: the state may have any sign."""
-    return _forward(
+    return forward(
         _MIN_LSTM,
         (f, i, v, h0),
         {"activation": activation},
@@ -795,12 +787,12 @@ def min_lstm_vjp(
 ) -> MinLstmGrads:
     """Gradients of `min_lstm`, for NumPy, CuPy and DLPack arrays."""
     return MinLstmGrads(
-        *_vjp(
+        *vjp(
             _MIN_LSTM,
             (f, i, v, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -822,7 +814,7 @@ def min_lstm_step(
     activation: Activation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
     """One step of `min_lstm`, for decoding: what a sequence of one step gives."""
-    return _step(_MIN_LSTM, (f, i, v, h), {"activation": activation})
+    return step(_MIN_LSTM, (f, i, v, h), {"activation": activation})
 
 
 @overload
@@ -884,7 +876,7 @@ def qrnn(
 ) -> Any:
     """Quasi-recurrent network's pooling: f-, fo- or ifo-pooling, by which gates are given."""
     function = _qrnn("qrnn", o, i)
-    return _forward(
+    return forward(
         function,
         (z, f, o, i, c0),
         {"activation": activation},
@@ -920,13 +912,14 @@ def qrnn_vjp(
 ) -> QrnnGrads:
     """Gradients of `qrnn`, for NumPy, CuPy and DLPack arrays."""
     function = _qrnn("qrnn_vjp", o, i)
+    saved = {"h" if function is _QRNN_F else "checkpoints": checkpoints}
     return QrnnGrads(
-        *_vjp(
+        *vjp(
             function,
             (z, f, o, i, c0),
-            checkpoints,
+            saved,
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -950,7 +943,7 @@ def qrnn_step(
 ) -> tuple[ArrayT, ArrayT]:
     """One step of `qrnn`, for decoding: what a sequence of one step gives."""
     function = _qrnn("qrnn", o, i)
-    return _step(function, (z, f, o, i, c), {"activation": activation})
+    return step(function, (z, f, o, i, c), {"activation": activation})
 
 
 @overload
@@ -1007,7 +1000,7 @@ def rg_lru(
     return_final: bool = False,
 ) -> Any:
     """Real-gated linear recurrent unit, Griffin's recurrence."""
-    return _forward(
+    return forward(
         _RG_LRU,
         (x, r, i, lam, h0),
         {"c": c},
@@ -1042,12 +1035,12 @@ def rg_lru_vjp(
 ) -> RgLruGrads:
     """Gradients of `rg_lru`, for NumPy, CuPy and DLPack arrays."""
     return RgLruGrads(
-        *_vjp(
+        *vjp(
             _RG_LRU,
             (x, r, i, lam, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"c": c},
             axis=axis,
             reverse=reverse,
@@ -1070,164 +1063,4 @@ def rg_lru_step(
     c: float = 8.0,
 ) -> tuple[ArrayT, ArrayT]:
     """One step of `rg_lru`, for decoding: what a sequence of one step gives."""
-    return _step(_RG_LRU, (x, r, i, lam, h), {"c": c})
-
-
-# What they all do
-
-
-def _forward(
-    function: Function,
-    values: Sequence[Any],
-    options: dict[str, Any],
-    *,
-    axis: int = -2,
-    reverse: bool = False,
-    cu_seqlens: Any = None,
-    lengths: Any = None,
-    reset: Any = None,
-    padding_side: PaddingSide = "right",
-    return_final: bool = False,
-    return_checkpoints: bool = False,
-) -> Any:
-    """A cell's outputs, and what else was asked for.
-
-    Args:
-        function: the public function.
-        values: its arguments, in their order.
-        options: its options beside those of sequences.
-        axis: as in the public functions, and likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: see axis.
-        return_checkpoints: see axis.
-    """
-    fn, main, like = function.name, function.main, values[0]
-    sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
-    owner = owner_of(fn, main, like)
-    if isinstance(owner, Frontend):
-        require_one_framework(fn, *split(function, values))
-        if return_checkpoints:
-            raise TypeError(
-                f"{fn}: return_checkpoints is True, expected False for a {owner.type_name}, which "
-                f"differentiates {fn} itself"
-            )
-        return getattr(owner.module(), fn)(
-            *values,
-            **options,
-            axis=axis,
-            reverse=reverse,
-            padding_side=padding_side,
-            return_final=return_final,
-            **sequences,
-        )
-    call = Call(fn, function, values, options, axis, reverse, sequences, padding_side)
-    layout, library = call.layout, call.library
-    state = function.arguments[-1]
-    with library.guard(call.main):
-        dtype = library.dtype(ACCUMULATION[layout.code])
-        h = library.empty_like(call.main)
-        final = library.empty(layout.state_shape, dtype, call.main) if return_final else None
-        checkpoints = None
-        if return_checkpoints and not function.row["state_is_output"]:
-            checkpoints = library.empty(call.checkpoints_shape, dtype, call.main)
-        inputs, (initial,) = call.describe_arguments(call.arrays)
-        _core.cell_forward(
-            call.kind,
-            inputs,
-            initial,
-            layout.full("h", h),
-            layout.state("final", final),
-            call.describe_checkpoints(checkpoints),
-            **call.keywords,
-        )
-        results = [call.restore(main, h)]
-        if final is not None:
-            results.append(call.restore(state, final))
-        if return_checkpoints:
-            results.append(results[0] if checkpoints is None else checkpoints)
-    results = [give_back(result, like) for result in results]
-    return tuple(results) if len(results) > 1 else results[0]
-
-
-def _vjp(
-    function: Function,
-    values: Sequence[Any],
-    saved: Any,
-    dh: Any,
-    dfinal: Any,
-    options: dict[str, Any],
-    *,
-    axis: int,
-    reverse: bool,
-    cu_seqlens: Any,
-    lengths: Any,
-    reset: Any,
-    padding_side: PaddingSide,
-) -> list[Any]:
-    """The gradients of a function's arguments, in their order.
-
-    Args:
-        function: the public function whose gradients these are.
-        values: its arguments, in their order.
-        saved: its output where that is the state, else its checkpoints.
-        dh: as in the public functions, and likewise all that follow.
-        dfinal: see dh.
-        options: see dh.
-        axis: see dh.
-        reverse: see dh.
-        cu_seqlens: see dh.
-        lengths: see dh.
-        reset: see dh.
-        padding_side: see dh.
-    """
-    fn, main, like = f"{function.name}_vjp", function.main, values[0]
-    sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
-    owner = owner_of(fn, main, like)
-    if isinstance(owner, Frontend):
-        raise TypeError(
-            f"{fn}: {main} is a {owner.type_name}, which differentiates {function.name} itself; "
-            "expected a NumPy, CuPy or DLPack array"
-        )
-    state_is_output = function.row["state_is_output"]
-    saved_name = "h" if state_is_output else "checkpoints"
-    if saved is None:
-        raise TypeError(f"{fn}: {saved_name} is None, expected what {function.name} returned")
-    extra = {saved_name: saved, "dh": dh, "dfinal": dfinal}
-    call = Call(fn, function, values, options, axis, reverse, sequences, padding_side, extra)
-    layout, library = call.layout, call.library
-    with library.guard(call.main):
-        grads = {n: None if v is None else library.empty_like(v) for n, v in call.arrays.items()}
-        saved = call.extra[saved_name]
-        inputs, (initial,) = call.describe_arguments(call.arrays)
-        dinputs, (dinitial,) = call.describe_arguments(grads)
-        _core.cell_backward(
-            call.kind,
-            inputs,
-            initial,
-            layout.full("h", saved) if state_is_output else call.describe_checkpoints(saved),
-            layout.full("dh", call.extra["dh"]),
-            layout.state("dfinal", call.extra["dfinal"]),
-            dinputs,
-            dinitial,
-            **call.keywords,
-        )
-        return [
-            None if v is None else give_back(call.restore(n, v), like) for n, v in grads.items()
-        ]
-
-
-def _step(function: Function, values: Sequence[Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """The output of one step, and the state after it."""
-    *inputs, state = values
-    vectors = function.vectors
-
-    def one_step(name: str, array: Any) -> Any:
-        return array if array is None or name in vectors else array[..., None, :]
-
-    steps = [one_step(n, v) for n, v in zip(function.arguments, inputs, strict=False)]
-    h, final = _forward(function, (*steps, state), options, return_final=True)
-    return h[..., 0, :], final
+    return step(_RG_LRU, (x, r, i, lam, h), {"c": c})

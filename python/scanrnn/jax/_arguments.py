@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, get_args
 
-from .._nonlinear import SolveOptions as SolveOptions
 from ..cells import SruActivation
 from ._fused import activation_number
 

@@ -9,9 +9,8 @@ from jax.typing import ArrayLike
 
 from .. import _docs
 from .._array.layout import PaddingSide
-from ..cells import Activation, SequenceOptions, SruActivation
+from ..cells import Activation, SequenceOptions, SolveOptions, SruActivation
 from ._arguments import (
-    SolveOptions,
     gilr_call,
     hgrn_call,
     min_gru_call,

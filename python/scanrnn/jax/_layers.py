@@ -13,9 +13,8 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from .. import _docs
-from ..cells import Activation, SequenceOptions, SruActivation
+from ..cells import Activation, SequenceOptions, SolveOptions, SruActivation
 from ._arguments import (
-    SolveOptions,
     diagonal_gru_call,
     diagonal_lstm_call,
     gilr_call,

@@ -9,9 +9,8 @@ from jax.typing import ArrayLike
 
 from .. import _docs
 from .._array.layout import PaddingSide
-from ..cells import SruActivation
+from ..cells import SolveOptions, SruActivation
 from ._arguments import (
-    SolveOptions,
     diagonal_gru_call,
     diagonal_lstm_call,
     indrnn_call,

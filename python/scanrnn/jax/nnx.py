@@ -22,9 +22,8 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from .. import _docs
-from ..cells import Activation, SequenceOptions, SruActivation
+from ..cells import Activation, SequenceOptions, SolveOptions, SruActivation
 from . import _layers
-from ._arguments import SolveOptions
 from ._call import as_array
 
 try:

@@ -37,8 +37,7 @@ from torch import Tensor
 
 from scanrnn import _docs
 from scanrnn._array.layout import PaddingSide
-from scanrnn._nonlinear import SolveOptions
-from scanrnn.cells import Activation, SequenceOptions, SruActivation
+from scanrnn.cells import Activation, SequenceOptions, SolveOptions, SruActivation
 
 from . import _cells
 from ._arguments import (
