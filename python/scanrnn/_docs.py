@@ -411,7 +411,7 @@ def _forward(name: str, cell: Cell, frontend: Frontend, parameters: Mapping[str,
     )
 
 
-def _vjp(name: str, cell: Cell, frontend: Frontend, parameters: Mapping[str, Any]) -> _Parts:
+def _vjp(name: str, cell: Cell, frontend: Frontend, _: Mapping[str, Any]) -> _Parts:
     main, first = cell.main, next(iter(cell.states))
     given = f"as given to `{name}`."
     pair = ", for both or for one." if len(cell.states) > 1 else "."
@@ -442,7 +442,7 @@ def _vjp(name: str, cell: Cell, frontend: Frontend, parameters: Mapping[str, Any
     )
 
 
-def _step(name: str, cell: Cell, frontend: Frontend, parameters: Mapping[str, Any]) -> _Parts:
+def _step(name: str, cell: Cell, frontend: Frontend, _: Mapping[str, Any]) -> _Parts:
     texts = dict.fromkeys(cell.inputs, f"(..., D), as in `{name}` without the time axis.")
     texts |= dict.fromkeys(cell.vectors, f"(D,), as in `{name}`.")
     texts |= dict.fromkeys(cell.options, f"as in `{name}`.")

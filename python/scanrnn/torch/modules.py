@@ -627,7 +627,11 @@ class HGRN(Recurrent[Tensor]):
                     f"or ({num_layers},)"
                 )
             if not bounds.is_meta and not ((bounds >= 0) & (bounds <= 1)).all():
-                raise ValueError(f"{self._fn}: lower_bounds has values outside of 0 to 1")
+                least, most = bounds.min().item(), bounds.max().item()
+                raise ValueError(
+                    f"{self._fn}: lower_bounds has values from {least:g} to {most:g}, expected 0 "
+                    "to 1"
+                )
             self.register_buffer("lower_bounds", bounds.expand(shape).clone())
         self._build(device, dtype)
 
