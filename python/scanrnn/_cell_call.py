@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from . import _core
@@ -66,27 +67,27 @@ class Function:
     fixed: Mapping[str, float] = field(default_factory=dict)
     activations: tuple[str, ...] = ACTIVATIONS
 
-    @property
+    @cached_property
     def row(self) -> dict[str, Any]:
         """What the core's table says of the cell."""
         return CELLS[self.cell]
 
-    @property
+    @cached_property
     def nonlinear(self) -> bool:
         """Whether the core solves its recurrence, and saves all states for backward."""
         return "states" in self.row
 
-    @property
+    @cached_property
     def states(self) -> tuple[str, ...]:
         """The arguments that are initial states."""
         return self.arguments[-len(self.row.get("states", "h")) :]
 
-    @property
+    @cached_property
     def main(self) -> str:
         """The argument whose shape counts."""
         return next(n for n in self.arguments if n not in self.optional)
 
-    @property
+    @cached_property
     def vectors(self) -> list[str | None]:
         """The arguments with one value a channel."""
         inputs = self.row["inputs"]
@@ -124,8 +125,10 @@ class Call:
         *,
         axis: int = -2,
         reverse: bool = False,
+        cu_seqlens: Any = None,
+        lengths: Any = None,
+        reset: Any = None,
         padding_side: PaddingSide = "right",
-        **sequences: Any,
     ) -> None:
         """Adopt and check the arguments.
 
@@ -138,14 +141,15 @@ class Call:
                 names start with "dfinal".
             axis: as in the public functions, and likewise all that follow.
             reverse: see axis.
+            cu_seqlens: see axis.
+            lengths: see axis.
+            reset: see axis.
             padding_side: see axis.
-            sequences: cu_seqlens, lengths and reset.
         """
         self.fn = fn
         self.function = function
         main, row = function.main, function.row
-        if unknown := sequences.keys() - {"cu_seqlens", "lengths", "reset"}:
-            raise TypeError(f"{fn}: unexpected keyword argument {unknown.pop()!r}")
+        sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
         self.kind: int = row["kind"]
         numbers = self._numbers(options)
         self._vectors = function.vectors
@@ -170,7 +174,7 @@ class Call:
                 named = {n: self._merge(n, v) for n, v in named.items()}
                 rows = math.prod(layout.batch)
                 for n, shape in (("lengths", (rows,)), ("reset", (rows, layout.time))):
-                    if sequences.get(n) is not None:
+                    if sequences[n] is not None:
                         value = library.auxiliary(sequences[n], named[main])
                         sequences = sequences | {n: value.reshape(shape)}
                 layout = Layout(
