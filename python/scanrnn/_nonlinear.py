@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Unpack, get_args, overload
 
-from . import _core
-from ._array import ACCUMULATION, Array, Frontend, give_back, owner_of, require_one_framework
-from ._array._types import FLOAT64
+from . import _docs
+from ._array import Array
 from ._array.layout import PaddingSide
-from ._cell_call import Call, Function, SequenceOptions, SruActivation, split
-from ._solve_report import COLUMNS, SolveReport
+from ._cell_call import (
+    Function,
+    SequenceOptions,
+    SruActivation,
+    forward,
+    step,
+    vjp,
+)
+from ._cell_call import SolveOptions as SolveOptions
 
 ArrayT = TypeVar("ArrayT")
+_documented = _docs.documented(_docs.NUMPY)
 IndRnnActivation: TypeAlias = Literal["identity", "tanh", "relu"]
-
-
-class SolveOptions(SequenceOptions, total=False):
-    """How a nonlinear recurrence is solved, as in `diagonal_gru`."""
-
-    tolerance: float | None
-    max_passes: int
-    segment: int | None
 
 
 class DiagonalGruGrads(NamedTuple):
@@ -134,6 +133,7 @@ def diagonal_gru(
     return_report: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def diagonal_gru(
     r: Any,
     z: Any,
@@ -156,54 +156,8 @@ def diagonal_gru(
     return_final: bool = False,
     return_report: bool = False,
 ) -> Any:
-    """Gated recurrent unit with diagonal recurrent weights.
-
-        r'_t = sigmoid(r_t + u_r * h_{t-1})
-        z'_t = sigmoid(z_t + u_z * h_{t-1})
-        n'_t = tanh(n_t + r'_t * (u_n * h_{t-1} + b_n))
-        h_t = (1 - z'_t) * n'_t + z'_t * h_{t-1}
-
-    Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder", 2014, in the form of
-    `torch.nn.GRU`. Steps depend on one another nonlinearly; long sequences of few channels (on a
-    GPU, of any number that leaves room on it) are solved in parallel, by multiple shooting: all
-    segments run at once from guessed starts, the starts are corrected by the segments' tangents,
-    and again until they rest. The result is the serial one's to the tolerance, and what doesn't
-    come to rest is run serially.
-
-    Args:
-        r: reset gates before the sigmoid, the input's part of them with all biases: (batch...,
-            channel) with the time axis inserted at `axis`, (B, T, D) by default. float16, bfloat16,
-            float32 or float64, with any strides.
-        z: update gates before the sigmoid, likewise; r's shape and dtype.
-        n: candidates, likewise.
-        u_r: (D,) recurrent weights in r's dtype or its accumulation dtype.
-        u_z: likewise.
-        u_n: likewise.
-        b_n: (D,) bias inside of the reset gate, likewise; None means zeros.
-        h0: states before the first step, r's shape without the time axis, in r's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        axis: the time axis of r.
-        tolerance: a segment's start rests once it moves by no more than this times max(1, its
-            size); None: 1e-6, for float64 1e-13.
-        max_passes: runs of the segments before the rest is run serially; 0: serial at once.
-        segment: steps of a segment; None: chosen from T and D, on the CPU often the whole sequence.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-        return_report: return a `SolveReport` too.
-
-    Returns:
-        h, with r's shape and dtype, and what was asked for after it: (h, h_T), (h, report) or (h,
-        h_T, report). h_T has h0's shape and the accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _forward(
+    """Gated recurrent unit with diagonal recurrent weights."""
+    return forward(
         _GRU,
         (r, z, n, u_r, u_z, u_n, b_n, h0),
         {},
@@ -221,6 +175,7 @@ def diagonal_gru(
     )
 
 
+@_documented
 def diagonal_gru_vjp(
     r: Any,
     z: Any,
@@ -235,38 +190,12 @@ def diagonal_gru_vjp(
     dfinal: Any = None,
     **sequences: Unpack[SequenceOptions],
 ) -> DiagonalGruGrads:
-    """Gradients of `diagonal_gru`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `diagonal_gru` itself. The adjoint at the states that forward
-    found is a linear recurrence, solved exactly. Sums over batch and time have a fixed order.
-
-    Args:
-        r: as given to `diagonal_gru`, and likewise all up to h0.
-        z: see r.
-        n: see r.
-        u_r: see r.
-        u_z: see r.
-        u_n: see r.
-        b_n: see r.
-        h0: see r.
-        h: what `diagonal_gru` returned.
-        dh: gradient of the loss with respect to h, r's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in r's dtype or its accumulation dtype;
-            None means zeros.
-        **sequences: axis, reverse, cu_seqlens, lengths, reset and padding_side, as given to
-            `diagonal_gru`.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `diagonal_gru`, for NumPy, CuPy and DLPack arrays."""
     values = (r, z, n, u_r, u_z, u_n, b_n, h0)
-    return DiagonalGruGrads(*_vjp(_GRU, values, {"h": h}, dh, (dfinal,), {}, **sequences))
+    return DiagonalGruGrads(*vjp(_GRU, values, {"h": h}, dh, (dfinal,), {}, **sequences))
 
 
+@_documented
 def diagonal_gru_step(
     r: ArrayT,
     z: Array,
@@ -277,26 +206,8 @@ def diagonal_gru_step(
     b_n: Array | None,
     h: Array | None,
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `diagonal_gru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        r: (..., D), as in `diagonal_gru` without the time axis; likewise z and n.
-        z: see r.
-        n: see r.
-        u_r: (D,), as in `diagonal_gru`; likewise u_z, u_n and b_n.
-        u_z: see u_r.
-        u_n: see u_r.
-        b_n: see u_r.
-        h: (..., D), the state before the step; None means zeros.
-
-    Returns:
-        (h, state): the output in r's dtype, and the same as a state, in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _step(_GRU, (r, z, n, u_r, u_z, u_n, b_n, h), {})
+    """One step of `diagonal_gru`, for decoding: what a sequence of one step gives."""
+    return step(_GRU, (r, z, n, u_r, u_z, u_n, b_n, h), {})
 
 
 def _check_coupling(fn: str, i: object, u_i: object, w_i: object) -> None:
@@ -349,6 +260,7 @@ def diagonal_lstm(
     return_checkpoints: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def diagonal_lstm(
     i: Any,
     f: Any,
@@ -377,61 +289,9 @@ def diagonal_lstm(
     return_report: bool = False,
     return_checkpoints: bool = False,
 ) -> Any:
-    """Long short-term memory with diagonal recurrent weights.
-
-        i'_t = sigmoid(i_t + u_i * h_{t-1} + w_i * c_{t-1})
-        f'_t = sigmoid(f_t + u_f * h_{t-1} + w_f * c_{t-1})
-        g'_t = tanh(g_t + u_g * h_{t-1})
-        c_t = f'_t * c_{t-1} + i'_t * g'_t
-        o'_t = sigmoid(o_t + u_o * h_{t-1} + w_o * c_t)
-        h_t = o'_t * tanh(c_t)
-
-    Hochreiter & Schmidhuber, "Long Short-Term Memory", 1997; peepholes w: Gers et al., "Learning
-    Precise Timing with LSTM Recurrent Networks", 2002; without i the gates are coupled, i' = 1 -
-    f': Greff et al., "LSTM: A Search Space Odyssey", 2017. Solved as `diagonal_gru` is.
-
-    Args:
-        i: input gates before the sigmoid, f's shape and dtype; None, with u_i: coupled gates.
-        f: forget gates before the sigmoid, the input's part of them with all biases: (batch...,
-            channel) with the time axis inserted at `axis`, (B, T, D) by default. float16, bfloat16,
-            float32 or float64, with any strides.
-        g: candidates, likewise.
-        o: output gates before the sigmoid, likewise.
-        u_i: (D,) recurrent weights in f's dtype or its accumulation dtype.
-        u_f: likewise.
-        u_g: likewise.
-        u_o: likewise.
-        w_i: (D,) peephole weights, likewise; None means zeros.
-        w_f: likewise.
-        w_o: likewise.
-        h0: outputs before the first step, f's shape without the time axis, in f's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        c0: states before the first step, likewise.
-        axis: the time axis of f.
-        tolerance: as in `diagonal_gru`, and likewise all up to padding_side.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        reverse: see tolerance.
-        cu_seqlens: see tolerance.
-        lengths: see tolerance.
-        reset: see tolerance.
-        padding_side: see tolerance.
-        return_final: return the final states too.
-        return_report: return a `SolveReport` too.
-        return_checkpoints: return what `diagonal_lstm_vjp` needs beside h.
-
-    Returns:
-        h, with f's shape and dtype, and what was asked for after it, in this order: the pair (h_T,
-        c_T), in h0's shape and the accumulation dtype; the checkpoints, an opaque array; the
-        report.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong, or only some of i,
-            u_i and w_i are None where the gates are coupled.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Long short-term memory with diagonal recurrent weights."""
     _check_coupling("diagonal_lstm", i, u_i, w_i)
-    return _forward(
+    return forward(
         _LSTM,
         (i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o, h0, c0),
         {},
@@ -450,6 +310,7 @@ def diagonal_lstm(
     )
 
 
+@_documented
 def diagonal_lstm_vjp(
     i: Any,
     f: Any,
@@ -470,44 +331,15 @@ def diagonal_lstm_vjp(
     dfinal: tuple[Any, Any] | None = None,
     **sequences: Unpack[SequenceOptions],
 ) -> DiagonalLstmGrads:
-    """Gradients of `diagonal_lstm`, for NumPy, CuPy and DLPack arrays; see `diagonal_gru_vjp`.
-
-    Args:
-        i: as given to `diagonal_lstm`, and likewise all up to c0.
-        f: see i.
-        g: see i.
-        o: see i.
-        u_i: see i.
-        u_f: see i.
-        u_g: see i.
-        u_o: see i.
-        w_i: see i.
-        w_f: see i.
-        w_o: see i.
-        h0: see i.
-        c0: see i.
-        h: what `diagonal_lstm` returned.
-        checkpoints: what it returned with return_checkpoints.
-        dh: gradient of the loss with respect to h, f's shape and dtype; None means zeros.
-        dfinal: gradients with respect to (h_T, c_T), each in h0's shape, in f's dtype or its
-            accumulation dtype, or None: zeros.
-        **sequences: axis, reverse, cu_seqlens, lengths, reset and padding_side, as given to
-            `diagonal_lstm`.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `diagonal_lstm`, for NumPy, CuPy and DLPack arrays; see `diagonal_gru_vjp`."""
     _check_coupling("diagonal_lstm_vjp", i, u_i, w_i)
     values = (i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o, h0, c0)
     saved = {"h": h, "checkpoints": checkpoints}
     finals = (None, None) if dfinal is None else dfinal
-    return DiagonalLstmGrads(*_vjp(_LSTM, values, saved, dh, finals, {}, **sequences))
+    return DiagonalLstmGrads(*vjp(_LSTM, values, saved, dh, finals, {}, **sequences))
 
 
+@_documented
 def diagonal_lstm_step(
     i: Array | None,
     f: ArrayT,
@@ -524,33 +356,9 @@ def diagonal_lstm_step(
     w_f: Array | None = None,
     w_o: Array | None = None,
 ) -> tuple[ArrayT, tuple[ArrayT, ArrayT]]:
-    """One step of `diagonal_lstm`, for decoding: what a sequence of one step gives.
-
-    Args:
-        i: (..., D), as in `diagonal_lstm` without the time axis; likewise f, g and o.
-        f: see i.
-        g: see i.
-        o: see i.
-        u_i: (D,), as in `diagonal_lstm`; likewise u_f, u_g, u_o and the peepholes.
-        u_f: see u_i.
-        u_g: see u_i.
-        u_o: see u_i.
-        h: (..., D), the output before the step; None means zeros.
-        c: (..., D), the state before the step; None means zeros.
-        w_i: see u_i.
-        w_f: see u_i.
-        w_o: see u_i.
-
-    Returns:
-        (h, (h, c)): the output in f's dtype, and the states after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, stride or device is wrong, or as in `diagonal_lstm`.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `diagonal_lstm`, for decoding: what a sequence of one step gives."""
     _check_coupling("diagonal_lstm_step", i, u_i, w_i)
-    return _step(_LSTM, (i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o, h, c), {})
+    return step(_LSTM, (i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o, h, c), {})
 
 
 @overload
@@ -575,6 +383,7 @@ def indrnn(
     return_report: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def indrnn(
     p: Any,
     u: Any,
@@ -593,42 +402,8 @@ def indrnn(
     return_final: bool = False,
     return_report: bool = False,
 ) -> Any:
-    """Independently recurrent network.
-
-        h_t = g(p_t + u * h_{t-1})
-
-    Li et al., "Independently Recurrent Neural Network (IndRNN): Building A Longer and Deeper RNN",
-    2018. Solved as `diagonal_gru` is.
-
-    Args:
-        p: pre-activations, the input's part of them with the bias: (batch..., channel) with the
-            time axis inserted at `axis`, (B, T, D) by default. float16, bfloat16, float32 or
-            float64, with any strides.
-        u: (D,) recurrent weights in p's dtype or its accumulation dtype.
-        h0: states before the first step, p's shape without the time axis, in p's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh" or "relu".
-        axis: the time axis of p.
-        tolerance: as in `diagonal_gru`, and likewise all that follow.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        reverse: see tolerance.
-        cu_seqlens: see tolerance.
-        lengths: see tolerance.
-        reset: see tolerance.
-        padding_side: see tolerance.
-        return_final: see tolerance.
-        return_report: see tolerance.
-
-    Returns:
-        h, with p's shape and dtype, and what was asked for after it: (h, h_T), (h, report) or (h,
-        h_T, report). h_T has h0's shape and the accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _forward(
+    """Independently recurrent network."""
+    return forward(
         _INDRNN,
         (p, u, h0),
         {"activation": activation},
@@ -646,6 +421,7 @@ def indrnn(
     )
 
 
+@_documented
 def indrnn_vjp(
     p: Any,
     u: Any,
@@ -657,56 +433,23 @@ def indrnn_vjp(
     activation: IndRnnActivation = "relu",
     **sequences: Unpack[SequenceOptions],
 ) -> IndRnnGrads:
-    """Gradients of `indrnn`, for NumPy, CuPy and DLPack arrays; see `diagonal_gru_vjp`.
-
-    Args:
-        p: as given to `indrnn`; likewise u and h0.
-        u: see p.
-        h0: see p.
-        h: what `indrnn` returned.
-        dh: gradient of the loss with respect to h, p's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in p's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `indrnn`.
-        **sequences: axis, reverse, cu_seqlens, lengths, reset and padding_side, as given to
-            `indrnn`.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `indrnn`, for NumPy, CuPy and DLPack arrays; see `diagonal_gru_vjp`."""
     options = {"activation": activation}
-    return IndRnnGrads(*_vjp(_INDRNN, (p, u, h0), {"h": h}, dh, (dfinal,), options, **sequences))
+    return IndRnnGrads(*vjp(_INDRNN, (p, u, h0), {"h": h}, dh, (dfinal,), options, **sequences))
 
 
+@_documented
 def indrnn_step(
     p: ArrayT, u: Array, h: Array | None, *, activation: IndRnnActivation = "relu"
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `indrnn`, for decoding: what a sequence of one step gives.
-
-    Args:
-        p: (..., D), as in `indrnn` without the time axis.
-        u: (D,), as in `indrnn`.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `indrnn`.
-
-    Returns:
-        (h, state): the output in p's dtype, and the same as a state, in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _step(_INDRNN, (p, u, h), {"activation": activation})
+    """One step of `indrnn`, for decoding: what a sequence of one step gives."""
+    return step(_INDRNN, (p, u, h), {"activation": activation})
 
 
 def recurrent_sru(values: Sequence[Any], activation: SruActivation, **options: Any) -> Any:
     """`sru` with v_f and v_r: values in the order of `RecurrentSruGrads`."""
     _check_both("sru", values)
-    return _forward(_SRU, values, {"activation": activation}, **options)
+    return forward(_SRU, values, {"activation": activation}, **options)
 
 
 def recurrent_sru_vjp(
@@ -720,13 +463,13 @@ def recurrent_sru_vjp(
     """Gradients of `recurrent_sru`."""
     _check_both("sru_vjp", values)
     saved, options = {"checkpoints": checkpoints}, {"activation": activation}
-    return RecurrentSruGrads(*_vjp(_SRU, values, saved, dh, (dfinal,), options, **sequences))
+    return RecurrentSruGrads(*vjp(_SRU, values, saved, dh, (dfinal,), options, **sequences))
 
 
 def recurrent_sru_step(values: Sequence[Any], activation: SruActivation) -> tuple[Any, Any]:
     """One step of `recurrent_sru`."""
     _check_both("sru_step", values)
-    return _step(_SRU, values, {"activation": activation})
+    return step(_SRU, values, {"activation": activation})
 
 
 def _check_both(fn: str, values: Sequence[Any]) -> None:
@@ -734,190 +477,3 @@ def _check_both(fn: str, values: Sequence[Any]) -> None:
     if (v_f is None) != (v_r is None):
         given, missing = ("v_r", "v_f") if v_f is None else ("v_f", "v_r")
         raise ValueError(f"{fn}: {given} is given without {missing}, expected both or neither")
-
-
-def _forward(
-    function: Function,
-    values: Sequence[Any],
-    options: dict[str, Any],
-    *,
-    tolerance: float | None = None,
-    max_passes: int = 8,
-    segment: int | None = None,
-    axis: int = -2,
-    reverse: bool = False,
-    cu_seqlens: Any = None,
-    lengths: Any = None,
-    reset: Any = None,
-    padding_side: PaddingSide = "right",
-    return_final: bool = False,
-    return_report: bool = False,
-    return_checkpoints: bool = False,
-) -> Any:
-    """A cell's outputs, and what else was asked for.
-
-    Args:
-        function: the public function.
-        values: its arguments, in their order.
-        options: its options beside those of sequences and solving.
-        tolerance: as in the public functions, and likewise all that follow.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        axis: see tolerance.
-        reverse: see tolerance.
-        cu_seqlens: see tolerance.
-        lengths: see tolerance.
-        reset: see tolerance.
-        padding_side: see tolerance.
-        return_final: see tolerance.
-        return_report: see tolerance.
-        return_checkpoints: see tolerance.
-    """
-    fn, main = function.name, function.main
-    like = values[function.arguments.index(main)]
-    sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
-    owner = owner_of(fn, main, like)
-    if isinstance(owner, Frontend):
-        require_one_framework(fn, *split(function, values))
-        if return_checkpoints:
-            raise TypeError(
-                f"{fn}: return_checkpoints is True, expected False for a {owner.type_name}, which "
-                f"differentiates {fn} itself"
-            )
-        return getattr(owner.module(), fn)(
-            **dict(zip(function.arguments, values, strict=True)),
-            **options,
-            tolerance=tolerance,
-            max_passes=max_passes,
-            segment=segment,
-            axis=axis,
-            reverse=reverse,
-            padding_side=padding_side,
-            return_final=return_final,
-            return_report=return_report,
-            **sequences,
-        )
-    call = Call(fn, function, values, options, axis, reverse, sequences, padding_side)
-    layout, library = call.layout, call.library
-    with library.guard(call.main):
-        h = library.empty_like(call.main)
-        kept = None
-        if return_checkpoints and function.row["kept_state"] >= 0:
-            kept = library.empty_like(call.main)
-        dtype = library.dtype(ACCUMULATION[layout.code])
-        finals: list[Any] = [None] * len(function.states)
-        if return_final:
-            finals = [library.empty(layout.state_shape, dtype, call.main) for _ in finals]
-        report = None
-        if return_report:
-            shape = (call.sequences, COLUMNS)
-            report = library.empty(shape, library.dtype(FLOAT64), call.main)
-        inputs, initial = call.describe_arguments(call.arrays)
-        _core.solve_forward(
-            call.kind,
-            inputs,
-            initial,
-            layout.full("h", h),
-            layout.full("checkpoints", kept),
-            [layout.state("final", final) for final in finals],
-            None if report is None else layout.describe("report", report),
-            tolerance=0.0 if tolerance is None else tolerance,
-            max_passes=max_passes,
-            segment=0 if segment is None else segment,
-            **call.keywords,
-        )
-        results: list[Any] = [give_back(call.restore(main, h), like)]
-        if return_final:
-            given = [
-                give_back(call.restore(state, final), like)
-                for state, final in zip(function.states, finals, strict=True)
-            ]
-            results.append(tuple(given) if len(given) > 1 else given[0])
-        if return_checkpoints:
-            results.append(
-                results[0] if kept is None else give_back(call.restore(main, kept), like)
-            )
-    if return_report:
-        results.append(SolveReport(report))
-    return tuple(results) if len(results) > 1 else results[0]
-
-
-def _vjp(
-    function: Function,
-    values: Sequence[Any],
-    saved: dict[str, Any],
-    dh: Any,
-    dfinal: Sequence[Any],
-    options: dict[str, Any],
-    *,
-    axis: int = -2,
-    reverse: bool = False,
-    cu_seqlens: Any = None,
-    lengths: Any = None,
-    reset: Any = None,
-    padding_side: PaddingSide = "right",
-) -> list[Any]:
-    """The gradients of a function's arguments, in their order.
-
-    Args:
-        function: the public function whose gradients these are.
-        values: its arguments, in their order.
-        saved: what it returned: its output "h" where that is a state, and "checkpoints" where the
-            cell has them.
-        dh: as in the public functions, and likewise all that follow.
-        dfinal: see dh; one a state.
-        options: see dh.
-        axis: see dh.
-        reverse: see dh.
-        cu_seqlens: see dh.
-        lengths: see dh.
-        reset: see dh.
-        padding_side: see dh.
-    """
-    fn, main = f"{function.name}_vjp", function.main
-    like = values[function.arguments.index(main)]
-    sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
-    owner = owner_of(fn, main, like)
-    if isinstance(owner, Frontend):
-        raise TypeError(
-            f"{fn}: {main} is a {owner.type_name}, which differentiates {function.name} itself; "
-            "expected a NumPy, CuPy or DLPack array"
-        )
-    for name, value in saved.items():
-        if value is None:
-            raise TypeError(f"{fn}: {name} is None, expected what {function.name} returned")
-    finals = [f"dfinal[{k}]" if len(dfinal) > 1 else "dfinal" for k in range(len(dfinal))]
-    extra = {**saved, "dh": dh, **dict(zip(finals, dfinal, strict=True))}
-    call = Call(fn, function, values, options, axis, reverse, sequences, padding_side, extra)
-    layout, library = call.layout, call.library
-    with library.guard(call.main):
-        grads = {n: None if v is None else library.empty_like(v) for n, v in call.arrays.items()}
-        inputs, initial = call.describe_arguments(call.arrays)
-        dinputs, dinitial = call.describe_arguments(grads)
-        _core.solve_backward(
-            call.kind,
-            inputs,
-            initial,
-            layout.full("h", call.extra.get("h")),
-            layout.full("checkpoints", call.extra.get("checkpoints")),
-            layout.full("dh", call.extra["dh"]),
-            [layout.state(n, call.extra[n]) for n in finals],
-            dinputs,
-            dinitial,
-            **call.keywords,
-        )
-        return [
-            None if v is None else give_back(call.restore(n, v), like) for n, v in grads.items()
-        ]
-
-
-def _step(function: Function, values: Sequence[Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """The output of one step, and the state or states after it."""
-    once = {*function.states, *function.vectors}
-
-    def one_step(name: str, array: Any) -> Any:
-        return array if array is None or name in once else array[..., None, :]
-
-    steps = [one_step(n, v) for n, v in zip(function.arguments, values, strict=True)]
-    h, final = _forward(function, steps, options, return_final=True)
-    return h[..., 0, :], final

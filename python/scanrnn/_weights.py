@@ -47,7 +47,8 @@ class Source:
         if self.rest:
             unused = ", ".join(self.rest)
             raise ValueError(
-                f"{self.fn}: state_dict has {unused}, which the {self.layers} can't use"
+                f"{self.fn}: state_dict has {unused}, which the {self.layers} can't use, expected "
+                f"none but what they have"
             )
 
     def prefixes(self, name: str, count: int) -> list[str]:

@@ -6,29 +6,21 @@ library in, the same one out; PyTorch and JAX arrays go to `scanrnn.torch` and `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, Unpack, get_args, overload
 
-from . import _core
-from ._array import (
-    ACCUMULATION,
-    Array,
-    Frontend,
-    give_back,
-    owner_of,
-    require_one_framework,
-)
+from . import _docs
+from ._array import Array
 from ._array.layout import PaddingSide
 from ._cell_call import Activation as Activation
-from ._cell_call import Call, Function, split
+from ._cell_call import Function, forward, step, vjp
 from ._cell_call import SequenceOptions as SequenceOptions
+from ._cell_call import SolveOptions as SolveOptions
 from ._cell_call import SruActivation as SruActivation
 from ._nonlinear import (
     DiagonalGruGrads,
     DiagonalLstmGrads,
     IndRnnGrads,
     RecurrentSruGrads,
-    SolveOptions,
     diagonal_gru,
     diagonal_gru_step,
     diagonal_gru_vjp,
@@ -88,6 +80,7 @@ __all__ = [
 ]
 
 ArrayT = TypeVar("ArrayT")
+_documented = _docs.documented(_docs.NUMPY)
 
 # Gradients, in the order of a function's arguments
 
@@ -243,6 +236,7 @@ def sru(
     return_report: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def sru(
     u: Any,
     f: Any,
@@ -268,53 +262,7 @@ def sru(
     return_checkpoints: bool = False,
     return_report: bool = False,
 ) -> Any:
-    """Simple recurrent unit.
-
-        f'_t = sigmoid(f_t + v_f * c_{t-1} + bias_f),  r'_t = sigmoid(r_t + v_r * c_{t-1} + bias_r)
-        c_t = f'_t * c_{t-1} + (1 - f'_t) * u_t
-        h_t = r'_t * g(c_t) + (1 - r'_t) * skip_t
-
-    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018. Gates,
-    recurrence and output are one kernel: no gate is ever stored. Without v_f and v_r the recurrence
-    is linear in c; with them it is solved as that of `diagonal_gru`.
-
-    Args:
-        u: candidates W x, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
-            default. float16, bfloat16, float32 or float64, with any strides.
-        f: forget gates before bias and sigmoid, u's shape and dtype.
-        r: reset (highway) gates before bias and sigmoid, u's shape and dtype.
-        skip: highway input, u's shape and dtype; None means zeros.
-        bias_f: (D,) in u's dtype or its accumulation dtype; None means zeros.
-        bias_r: likewise.
-        c0: states before the first step, u's shape without the time axis, in u's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        v_f: (D,) recurrent weights, in u's dtype or its accumulation dtype; None, with v_r: none.
-        v_r: likewise.
-        activation: g, "identity", "tanh" or "relu".
-        axis: the time axis of u.
-        tolerance: with v_f and v_r, as in `diagonal_gru`; else ignored. Likewise max_passes and
-            segment.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-        return_checkpoints: return what `sru_vjp` needs: one state in 32 steps, or with v_f and v_r
-            all states.
-        return_report: return a `SolveReport` too, with v_f and v_r.
-
-    Returns:
-        h, with u's shape and dtype, and what was asked for after it, in the order (h, c_T,
-        checkpoints, report). c_T has c0's shape and the accumulation dtype, float32 for 16-bit
-        floats; checkpoints is an opaque array.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Simple recurrent unit."""
     if v_f is not None or v_r is not None:
         return recurrent_sru(
             (u, f, r, skip, bias_f, bias_r, v_f, v_r, c0),
@@ -334,7 +282,7 @@ def sru(
         )
     if return_report:
         raise ValueError("sru: return_report is True without v_f and v_r, expected False")
-    return _forward(
+    return forward(
         _SRU,
         (u, f, r, skip, bias_f, bias_r, c0),
         {"activation": activation},
@@ -349,6 +297,7 @@ def sru(
     )
 
 
+@_documented
 def sru_vjp(
     u: Any,
     f: Any,
@@ -371,41 +320,7 @@ def sru_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> SruGrads | RecurrentSruGrads:
-    """Gradients of `sru`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `sru` itself. States and gates are recomputed from the
-    checkpoints. Sums over batch and time (the biases') have a fixed order.
-
-    Args:
-        u: as given to `sru`, and likewise all up to c0.
-        f: see u.
-        r: see u.
-        skip: see u.
-        bias_f: see u.
-        bias_r: see u.
-        c0: see u.
-        checkpoints: what `sru` returned with return_checkpoints for the same arguments and options.
-        dh: gradient of the loss with respect to h, u's shape and dtype; None means zeros.
-        dfinal: gradient with respect to c_T, in c0's shape, in u's dtype or its accumulation dtype;
-            None means zeros.
-        v_f: as given to `sru`; likewise v_r.
-        v_r: see v_f.
-        activation: as given to `sru`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None. With
-        v_f and v_r a `RecurrentSruGrads`.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `sru`, for NumPy, CuPy and DLPack arrays."""
     if v_f is not None or v_r is not None:
         return recurrent_sru_vjp(
             (u, f, r, skip, bias_f, bias_r, v_f, v_r, c0),
@@ -421,12 +336,12 @@ def sru_vjp(
             padding_side=padding_side,
         )
     return SruGrads(
-        *_vjp(
+        *vjp(
             _SRU,
             (u, f, r, skip, bias_f, bias_r, c0),
-            checkpoints,
+            {"checkpoints": checkpoints},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -438,6 +353,7 @@ def sru_vjp(
     )
 
 
+@_documented
 def sru_step(
     u: ArrayT,
     f: Array,
@@ -451,30 +367,10 @@ def sru_step(
     v_r: Array | None = None,
     activation: SruActivation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `sru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        u: (..., D), as in `sru` without the time axis; likewise f, r and skip.
-        f: see u.
-        r: see u.
-        skip: see u.
-        bias_f: (D,), as in `sru`.
-        bias_r: (D,), as in `sru`.
-        c: (..., D), the state before the step; None means zeros.
-        v_f: (D,), as in `sru`.
-        v_r: (D,), as in `sru`.
-        activation: as in `sru`.
-
-    Returns:
-        (h, c): the output in u's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `sru`, for decoding: what a sequence of one step gives."""
     if v_f is not None or v_r is not None:
         return recurrent_sru_step((u, f, r, skip, bias_f, bias_r, v_f, v_r, c), activation)
-    return _step(_SRU, (u, f, r, skip, bias_f, bias_r, c), {"activation": activation})
+    return step(_SRU, (u, f, r, skip, bias_f, bias_r, c), {"activation": activation})
 
 
 @overload
@@ -507,6 +403,7 @@ def gilr(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def gilr(
     f: Any,
     z: Any,
@@ -521,39 +418,8 @@ def gilr(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Gated impulse linear recurrence: one gate, which sees the input alone.
-
-        f'_t = sigmoid(f_t)
-        h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
-
-    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018, section
-    3. With g = tanh it is QRNN's f-pooling too.
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides.
-        z: candidates, f's shape and dtype.
-        h0: states before the first step, f's shape without the time axis, in f's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of f.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with f's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _forward(
+    """Gated impulse linear recurrence: one gate, which sees the input alone."""
+    return forward(
         _GILR,
         (f, z, h0),
         {"activation": activation},
@@ -567,6 +433,7 @@ def gilr(
     )
 
 
+@_documented
 def gilr_vjp(
     f: Any,
     z: Any,
@@ -583,40 +450,14 @@ def gilr_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> GilrGrads:
-    """Gradients of `gilr`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `gilr` itself. Gates are recomputed.
-
-    Args:
-        f: as given to `gilr`, and likewise all up to h0.
-        z: see f.
-        h0: see f.
-        h: what `gilr` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, f's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in f's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `gilr`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `gilr`, for NumPy, CuPy and DLPack arrays."""
     return GilrGrads(
-        *_vjp(
+        *vjp(
             _GILR,
             (f, z, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -628,6 +469,7 @@ def gilr_vjp(
     )
 
 
+@_documented
 def gilr_step(
     f: ArrayT,
     z: Array,
@@ -635,22 +477,8 @@ def gilr_step(
     *,
     activation: Activation = "tanh",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `gilr`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `gilr` without the time axis; likewise z.
-        z: see f.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `gilr`.
-
-    Returns:
-        (h, h): the output in f's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _step(_GILR, (f, z, h), {"activation": activation})
+    """One step of `gilr`, for decoding: what a sequence of one step gives."""
+    return step(_GILR, (f, z, h), {"activation": activation})
 
 
 @overload
@@ -686,6 +514,7 @@ def hgrn(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def hgrn(
     f: Any,
     z: Any,
@@ -701,40 +530,8 @@ def hgrn(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Hierarchically gated recurrence: a forget gate with a lower bound.
-
-        f'_t = bound + (1 - bound) * sigmoid(f_t)
-        h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
-
-    Qin et al., "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", 2023,
-    equations 2 to 5, for real states.
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides.
-        z: candidates before g, f's shape and dtype.
-        bound: (D,), between 0 and 1, in f's dtype or its accumulation dtype; None means zeros.
-        h0: states before the first step, f's shape without the time axis, in f's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of f.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with f's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _forward(
+    """Hierarchically gated recurrence: a forget gate with a lower bound."""
+    return forward(
         _HGRN,
         (f, z, bound, h0),
         {"activation": activation},
@@ -748,6 +545,7 @@ def hgrn(
     )
 
 
+@_documented
 def hgrn_vjp(
     f: Any,
     z: Any,
@@ -765,42 +563,14 @@ def hgrn_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> HgrnGrads:
-    """Gradients of `hgrn`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `hgrn` itself. Gates are recomputed. Sums over batch and time have
-    a fixed order.
-
-    Args:
-        f: as given to `hgrn`, and likewise all up to h0.
-        z: see f.
-        bound: see f.
-        h0: see f.
-        h: what `hgrn` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, f's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in f's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `hgrn`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `hgrn`, for NumPy, CuPy and DLPack arrays."""
     return HgrnGrads(
-        *_vjp(
+        *vjp(
             _HGRN,
             (f, z, bound, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -812,6 +582,7 @@ def hgrn_vjp(
     )
 
 
+@_documented
 def hgrn_step(
     f: ArrayT,
     z: Array,
@@ -820,23 +591,8 @@ def hgrn_step(
     *,
     activation: Activation = "silu",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `hgrn`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `hgrn` without the time axis; likewise z.
-        z: see f.
-        bound: (D,), as in `hgrn`.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `hgrn`.
-
-    Returns:
-        (h, h): the output in f's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _step(_HGRN, (f, z, bound, h), {"activation": activation})
+    """One step of `hgrn`, for decoding: what a sequence of one step gives."""
+    return step(_HGRN, (f, z, bound, h), {"activation": activation})
 
 
 @overload
@@ -869,6 +625,7 @@ def min_gru(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def min_gru(
     z: Any,
     v: Any,
@@ -883,39 +640,8 @@ def min_gru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Minimal GRU, in plain space: the state may have any sign.
-
-        z'_t = sigmoid(z_t)
-        h_t = (1 - z'_t) * h_{t-1} + z'_t * g(v_t)
-
-    Feng et al., "Were RNNs All We Needed?", 2024, section 3.1. Its log-space
-    version has g "positive".
-
-    Args:
-        z: update gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides.
-        v: candidates before g, z's shape and dtype.
-        h0: states before the first step, z's shape without the time axis, in z's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of z.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with z's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _forward(
+    """Minimal GRU, in plain space: the state may have any sign."""
+    return forward(
         _MIN_GRU,
         (z, v, h0),
         {"activation": activation},
@@ -929,6 +655,7 @@ def min_gru(
     )
 
 
+@_documented
 def min_gru_vjp(
     z: Any,
     v: Any,
@@ -945,40 +672,14 @@ def min_gru_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> MinGruGrads:
-    """Gradients of `min_gru`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `min_gru` itself. Gates are recomputed.
-
-    Args:
-        z: as given to `min_gru`, and likewise all up to h0.
-        v: see z.
-        h0: see z.
-        h: what `min_gru` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, z's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in z's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `min_gru`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `min_gru`, for NumPy, CuPy and DLPack arrays."""
     return MinGruGrads(
-        *_vjp(
+        *vjp(
             _MIN_GRU,
             (z, v, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -990,6 +691,7 @@ def min_gru_vjp(
     )
 
 
+@_documented
 def min_gru_step(
     z: ArrayT,
     v: Array,
@@ -997,22 +699,8 @@ def min_gru_step(
     *,
     activation: Activation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `min_gru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        z: (..., D), as in `min_gru` without the time axis; likewise v.
-        v: see z.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `min_gru`.
-
-    Returns:
-        (h, h): the output in z's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _step(_MIN_GRU, (z, v, h), {"activation": activation})
+    """One step of `min_gru`, for decoding: what a sequence of one step gives."""
+    return step(_MIN_GRU, (z, v, h), {"activation": activation})
 
 
 @overload
@@ -1048,6 +736,7 @@ def min_lstm(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def min_lstm(
     f: Any,
     i: Any,
@@ -1063,41 +752,8 @@ def min_lstm(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Minimal LSTM, in plain space: the state may have any sign.
-
-        f'_t = sigmoid(f_t) / (sigmoid(f_t) + sigmoid(i_t)),  i'_t = 1 - f'_t
-        h_t = f'_t * h_{t-1} + i'_t * g(v_t)
-
-    Feng et al., "Were RNNs All We Needed?", 2024, section 3.2. Gates may be of any size, also
-    infinite: the ratios are computed without overflow. Its log-space
-    version has g "positive".
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides.
-        i: input gates before the sigmoid, f's shape and dtype.
-        v: candidates before g, f's shape and dtype.
-        h0: states before the first step, f's shape without the time axis, in f's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of f.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with f's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _forward(
+    """Minimal LSTM, in plain space: the state may have any sign."""
+    return forward(
         _MIN_LSTM,
         (f, i, v, h0),
         {"activation": activation},
@@ -1111,6 +767,7 @@ def min_lstm(
     )
 
 
+@_documented
 def min_lstm_vjp(
     f: Any,
     i: Any,
@@ -1128,41 +785,14 @@ def min_lstm_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> MinLstmGrads:
-    """Gradients of `min_lstm`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `min_lstm` itself. Gates are recomputed.
-
-    Args:
-        f: as given to `min_lstm`, and likewise all up to h0.
-        i: see f.
-        v: see f.
-        h0: see f.
-        h: what `min_lstm` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, f's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in f's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `min_lstm`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `min_lstm`, for NumPy, CuPy and DLPack arrays."""
     return MinLstmGrads(
-        *_vjp(
+        *vjp(
             _MIN_LSTM,
             (f, i, v, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -1174,6 +804,7 @@ def min_lstm_vjp(
     )
 
 
+@_documented
 def min_lstm_step(
     f: ArrayT,
     i: Array,
@@ -1182,23 +813,8 @@ def min_lstm_step(
     *,
     activation: Activation = "identity",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `min_lstm`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `min_lstm` without the time axis; likewise i and v.
-        i: see f.
-        v: see f.
-        h: (..., D), the state before the step; None means zeros.
-        activation: as in `min_lstm`.
-
-    Returns:
-        (h, h): the output in f's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _step(_MIN_LSTM, (f, i, v, h), {"activation": activation})
+    """One step of `min_lstm`, for decoding: what a sequence of one step gives."""
+    return step(_MIN_LSTM, (f, i, v, h), {"activation": activation})
 
 
 @overload
@@ -1240,6 +856,7 @@ def qrnn(
     return_checkpoints: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def qrnn(
     z: Any,
     f: Any,
@@ -1257,46 +874,9 @@ def qrnn(
     return_final: bool = False,
     return_checkpoints: bool = False,
 ) -> Any:
-    """Quasi-recurrent network's pooling: f-, fo- or ifo-pooling, by which gates are given.
-
-        f'_t = sigmoid(f_t),  o'_t = sigmoid(o_t) or 1,  i'_t = sigmoid(i_t) or 1 - f'_t
-        c_t = f'_t * c_{t-1} + i'_t * g(z_t)
-        h_t = o'_t * c_t
-
-    Bradbury et al., "Quasi-Recurrent Neural Networks", 2017, equations 3 to 5. Zoneout keeps a
-    state where f is +inf (and i, if given, -inf): then c_t = c_{t-1} exactly.
-
-    Args:
-        z: candidates before g, (batch..., channel) with the time axis inserted at `axis`: (B, T, D)
-            by default. float16, bfloat16, float32 or float64, with any strides.
-        f: forget gates before the sigmoid, z's shape and dtype.
-        o: output gates before the sigmoid, z's shape and dtype; None means no output gate.
-        i: input gates before the sigmoid, likewise; None means 1 - f'. Needs o.
-        c0: states before the first step, z's shape without the time axis, in z's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (v + 1/2 where v
-            >= 0, else sigmoid(v)).
-        axis: the time axis of z.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-        return_checkpoints: return what `qrnn_vjp` needs: one state in 32 steps, or, without o, h
-            itself.
-
-    Returns:
-        h, with z's shape and dtype, and what was asked for after it: (h, c_T), (h, checkpoints) or
-        (h, c_T, checkpoints). c_T has c0's shape and the accumulation dtype, float32 for 16-bit
-        floats; checkpoints is an opaque array.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """Quasi-recurrent network's pooling: f-, fo- or ifo-pooling, by which gates are given."""
     function = _qrnn("qrnn", o, i)
-    return _forward(
+    return forward(
         function,
         (z, f, o, i, c0),
         {"activation": activation},
@@ -1311,6 +891,7 @@ def qrnn(
     )
 
 
+@_documented
 def qrnn_vjp(
     z: Any,
     f: Any,
@@ -1329,45 +910,16 @@ def qrnn_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> QrnnGrads:
-    """Gradients of `qrnn`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `qrnn` itself. Gates are recomputed, and so are states, from the
-    checkpoints.
-
-    Args:
-        z: as given to `qrnn`, and likewise all up to c0.
-        f: see z.
-        o: see z.
-        i: see z.
-        c0: see z.
-        checkpoints: what `qrnn` returned with return_checkpoints for the same arguments and
-            options.
-        dh: gradient of the loss with respect to h, z's shape and dtype; None means zeros.
-        dfinal: gradient with respect to c_T, in c0's shape, in z's dtype or its accumulation dtype;
-            None means zeros.
-        activation: as given to `qrnn`, and likewise all that follow.
-        axis: see activation.
-        reverse: see activation.
-        cu_seqlens: see activation.
-        lengths: see activation.
-        reset: see activation.
-        padding_side: see activation.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `qrnn`, for NumPy, CuPy and DLPack arrays."""
     function = _qrnn("qrnn_vjp", o, i)
+    saved = {"h" if function is _QRNN_F else "checkpoints": checkpoints}
     return QrnnGrads(
-        *_vjp(
+        *vjp(
             function,
             (z, f, o, i, c0),
-            checkpoints,
+            saved,
             dh,
-            dfinal,
+            (dfinal,),
             {"activation": activation},
             axis=axis,
             reverse=reverse,
@@ -1379,6 +931,7 @@ def qrnn_vjp(
     )
 
 
+@_documented
 def qrnn_step(
     z: ArrayT,
     f: Array,
@@ -1388,25 +941,9 @@ def qrnn_step(
     *,
     activation: Activation = "tanh",
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `qrnn`, for decoding: what a sequence of one step gives.
-
-    Args:
-        z: (..., D), as in `qrnn` without the time axis; likewise f, o and i.
-        f: see z.
-        o: see z.
-        i: see z.
-        c: (..., D), the state before the step; None means zeros.
-        activation: as in `qrnn`.
-
-    Returns:
-        (h, c): the output in z's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
+    """One step of `qrnn`, for decoding: what a sequence of one step gives."""
     function = _qrnn("qrnn", o, i)
-    return _step(function, (z, f, o, i, c), {"activation": activation})
+    return step(function, (z, f, o, i, c), {"activation": activation})
 
 
 @overload
@@ -1445,6 +982,7 @@ def rg_lru(
     return_final: bool = False,
     **sequences: Unpack[SequenceOptions],
 ) -> Any: ...
+@_documented
 def rg_lru(
     x: Any,
     r: Any,
@@ -1461,41 +999,8 @@ def rg_lru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Any:
-    """Real-gated linear recurrent unit, Griffin's recurrence.
-
-        log a_t = -c * softplus(lam) * sigmoid(r_t)
-        h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * sigmoid(i_t) * x_t
-
-    De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language
-    Models", 2024, section 2.4. The square root's derivative, which has no bound as a goes to 1, is
-    taken as 1000 where it is more (1 - a^2 < 2.5e-7), as in the authors' code.
-
-    Args:
-        x: inputs, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by default.
-            float16, bfloat16, float32 or float64, with any strides.
-        r: recurrence gates before the sigmoid, x's shape and dtype.
-        i: input gates before the sigmoid, likewise.
-        lam: (D,), in x's dtype or its accumulation dtype.
-        h0: states before the first step, x's shape without the time axis, in x's dtype or its
-            accumulation dtype; None means zeros. (N, D) with cu_seqlens.
-        c: how fast states decay, 0 or more.
-        axis: the time axis of x.
-        reverse: run from the end of each sequence.
-        cu_seqlens: offsets of packed sequences, as in `scanrnn.scan`.
-        lengths: valid steps of each sequence, as in `scanrnn.scan`; h is 0 elsewhere.
-        reset: as in `scanrnn.scan`: where set, the state that enters the step is dropped.
-        padding_side: as in `scanrnn.scan`.
-        return_final: return the final states too.
-
-    Returns:
-        h, with x's shape and dtype; with return_final (h, h_T). h_T has h0's shape and the
-        accumulation dtype, float32 for 16-bit floats.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _forward(
+    """Real-gated linear recurrent unit, Griffin's recurrence."""
+    return forward(
         _RG_LRU,
         (x, r, i, lam, h0),
         {"c": c},
@@ -1509,6 +1014,7 @@ def rg_lru(
     )
 
 
+@_documented
 def rg_lru_vjp(
     x: Any,
     r: Any,
@@ -1527,43 +1033,14 @@ def rg_lru_vjp(
     reset: Any = None,
     padding_side: PaddingSide = "right",
 ) -> RgLruGrads:
-    """Gradients of `rg_lru`, for NumPy, CuPy and DLPack arrays.
-
-    PyTorch and JAX differentiate `rg_lru` itself. Gates are recomputed. Sums over batch and time
-    have a fixed order.
-
-    Args:
-        x: as given to `rg_lru`, and likewise all up to h0.
-        r: see x.
-        i: see x.
-        lam: see x.
-        h0: see x.
-        h: what `rg_lru` returned for the same arguments and options.
-        dh: gradient of the loss with respect to h, x's shape and dtype; None means zeros.
-        dfinal: gradient with respect to h_T, in h0's shape, in x's dtype or its accumulation dtype;
-            None means zeros.
-        c: as given to `rg_lru`, and likewise all that follow.
-        axis: see c.
-        reverse: see c.
-        cu_seqlens: see c.
-        lengths: see c.
-        reset: see c.
-        padding_side: see c.
-
-    Returns:
-        One gradient an argument, in its shape and dtype; None for arguments that were None.
-
-    Raises:
-        ValueError: a shape, stride, length, offset, option or device is wrong.
-        TypeError: a dtype or a framework is wrong.
-    """
+    """Gradients of `rg_lru`, for NumPy, CuPy and DLPack arrays."""
     return RgLruGrads(
-        *_vjp(
+        *vjp(
             _RG_LRU,
             (x, r, i, lam, h0),
-            h,
+            {"h": h},
             dh,
-            dfinal,
+            (dfinal,),
             {"c": c},
             axis=axis,
             reverse=reverse,
@@ -1575,6 +1052,7 @@ def rg_lru_vjp(
     )
 
 
+@_documented
 def rg_lru_step(
     x: ArrayT,
     r: Array,
@@ -1584,181 +1062,5 @@ def rg_lru_step(
     *,
     c: float = 8.0,
 ) -> tuple[ArrayT, ArrayT]:
-    """One step of `rg_lru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        x: (..., D), as in `rg_lru` without the time axis; likewise r and i.
-        r: see x.
-        i: see x.
-        lam: (D,), as in `rg_lru`.
-        h: (..., D), the state before the step; None means zeros.
-        c: as in `rg_lru`.
-
-    Returns:
-        (h, h): the output in x's dtype, and the state after the step in the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, stride, option or device is wrong.
-        TypeError: a dtype or a framework is wrong, or the frameworks differ.
-    """
-    return _step(_RG_LRU, (x, r, i, lam, h), {"c": c})
-
-
-# What they all do
-
-
-def _forward(
-    function: Function,
-    values: Sequence[Any],
-    options: dict[str, Any],
-    *,
-    axis: int = -2,
-    reverse: bool = False,
-    cu_seqlens: Any = None,
-    lengths: Any = None,
-    reset: Any = None,
-    padding_side: PaddingSide = "right",
-    return_final: bool = False,
-    return_checkpoints: bool = False,
-) -> Any:
-    """A cell's outputs, and what else was asked for.
-
-    Args:
-        function: the public function.
-        values: its arguments, in their order.
-        options: its options beside those of sequences.
-        axis: as in the public functions, and likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: see axis.
-        return_checkpoints: see axis.
-    """
-    fn, main, like = function.name, function.main, values[0]
-    sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
-    owner = owner_of(fn, main, like)
-    if isinstance(owner, Frontend):
-        require_one_framework(fn, *split(function, values))
-        if return_checkpoints:
-            raise TypeError(
-                f"{fn}: return_checkpoints is True, expected False for a {owner.type_name}, which "
-                f"differentiates {fn} itself"
-            )
-        return getattr(owner.module(), fn)(
-            *values,
-            **options,
-            axis=axis,
-            reverse=reverse,
-            padding_side=padding_side,
-            return_final=return_final,
-            **sequences,
-        )
-    call = Call(fn, function, values, options, axis, reverse, sequences, padding_side)
-    layout, library = call.layout, call.library
-    state = function.arguments[-1]
-    with library.guard(call.main):
-        dtype = library.dtype(ACCUMULATION[layout.code])
-        h = library.empty_like(call.main)
-        final = library.empty(layout.state_shape, dtype, call.main) if return_final else None
-        checkpoints = None
-        if return_checkpoints and not function.row["state_is_output"]:
-            checkpoints = library.empty(call.checkpoints_shape, dtype, call.main)
-        inputs, (initial,) = call.describe_arguments(call.arrays)
-        _core.cell_forward(
-            call.kind,
-            inputs,
-            initial,
-            layout.full("h", h),
-            layout.state("final", final),
-            call.describe_checkpoints(checkpoints),
-            **call.keywords,
-        )
-        results = [call.restore(main, h)]
-        if final is not None:
-            results.append(call.restore(state, final))
-        if return_checkpoints:
-            results.append(results[0] if checkpoints is None else checkpoints)
-    results = [give_back(result, like) for result in results]
-    return tuple(results) if len(results) > 1 else results[0]
-
-
-def _vjp(
-    function: Function,
-    values: Sequence[Any],
-    saved: Any,
-    dh: Any,
-    dfinal: Any,
-    options: dict[str, Any],
-    *,
-    axis: int,
-    reverse: bool,
-    cu_seqlens: Any,
-    lengths: Any,
-    reset: Any,
-    padding_side: PaddingSide,
-) -> list[Any]:
-    """The gradients of a function's arguments, in their order.
-
-    Args:
-        function: the public function whose gradients these are.
-        values: its arguments, in their order.
-        saved: its output where that is the state, else its checkpoints.
-        dh: as in the public functions, and likewise all that follow.
-        dfinal: see dh.
-        options: see dh.
-        axis: see dh.
-        reverse: see dh.
-        cu_seqlens: see dh.
-        lengths: see dh.
-        reset: see dh.
-        padding_side: see dh.
-    """
-    fn, main, like = f"{function.name}_vjp", function.main, values[0]
-    sequences = {"cu_seqlens": cu_seqlens, "lengths": lengths, "reset": reset}
-    owner = owner_of(fn, main, like)
-    if isinstance(owner, Frontend):
-        raise TypeError(
-            f"{fn}: {main} is a {owner.type_name}, which differentiates {function.name} itself; "
-            "expected a NumPy, CuPy or DLPack array"
-        )
-    state_is_output = function.row["state_is_output"]
-    saved_name = "h" if state_is_output else "checkpoints"
-    if saved is None:
-        raise TypeError(f"{fn}: {saved_name} is None, expected what {function.name} returned")
-    extra = {saved_name: saved, "dh": dh, "dfinal": dfinal}
-    call = Call(fn, function, values, options, axis, reverse, sequences, padding_side, extra)
-    layout, library = call.layout, call.library
-    with library.guard(call.main):
-        grads = {n: None if v is None else library.empty_like(v) for n, v in call.arrays.items()}
-        saved = call.extra[saved_name]
-        inputs, (initial,) = call.describe_arguments(call.arrays)
-        dinputs, (dinitial,) = call.describe_arguments(grads)
-        _core.cell_backward(
-            call.kind,
-            inputs,
-            initial,
-            layout.full("h", saved) if state_is_output else call.describe_checkpoints(saved),
-            layout.full("dh", call.extra["dh"]),
-            layout.state("dfinal", call.extra["dfinal"]),
-            dinputs,
-            dinitial,
-            **call.keywords,
-        )
-        return [
-            None if v is None else give_back(call.restore(n, v), like) for n, v in grads.items()
-        ]
-
-
-def _step(function: Function, values: Sequence[Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """The output of one step, and the state after it."""
-    *inputs, state = values
-    vectors = function.vectors
-
-    def one_step(name: str, array: Any) -> Any:
-        return array if array is None or name in vectors else array[..., None, :]
-
-    steps = [one_step(n, v) for n, v in zip(function.arguments, inputs, strict=False)]
-    h, final = _forward(function, (*steps, state), options, return_final=True)
-    return h[..., 0, :], final
+    """One step of `rg_lru`, for decoding: what a sequence of one step gives."""
+    return step(_RG_LRU, (x, r, i, lam, h), {"c": c})

@@ -33,8 +33,11 @@ struct LeafArgs {
   int steps = 0;
   int lanes = 0;
   std::ptrdiff_t plane = 0;
-  /// Every row lies in the caches: kernels need not walk memory in its own order.
+  /// Kernels need not walk memory in its own order: rows lie in the caches, or are short pieces.
   bool resident = false;
+  /// Not 0: rows are pieces of longer ones, which processors don't see coming; kernels that open
+  /// gates ask for them so many steps on.
+  int ahead = 0;
   /// Every row that is written is aligned to 16 bytes and one of too many to be worth caching.
   bool past_cache = false;
   ConstRows in[kMaxInputs];
@@ -104,6 +107,7 @@ struct RunKernels {
 struct CellKernels {
   RunKernels along;  ///< lanes are steps
   int vector_lanes;
+  bool step_is_input;  ///< as the cell's
   /// Turns the rows of a cell's vector inputs into what its kernels read instead; null: nothing.
   void (*prepare)(int lanes, std::ptrdiff_t plane, void* const* rows);
   void (*map)(const LeafArgs&);     ///< map_a, map_x

@@ -168,6 +168,25 @@ struct Leaf {
     return descending ? g.steps - 1 - i : i;
   }
 
+  /// What step t reads, into the second-level cache.
+  template <class Step>
+  static SCANRNN_HD void prefetch(const LeafArgs& g, int t, int lane) {
+    constexpr unsigned read = Step::descending                   ? Cell::backward_inputs
+                              : Step::has_state && Step::has_map ? all_inputs
+                                                                 : Cell::map_inputs;
+    for (int i = 0; i < Cell::inputs; ++i) {
+      if (((read & ~Cell::vector_inputs) >> i) & 1u) {
+        __builtin_prefetch(row(g.in[i], t, lane), 0, 2);
+      }
+    }
+    if constexpr (Step::descending) {
+      __builtin_prefetch(row(g.dy, t, lane), 0, 2);
+      if (Cell::state_is_output && Step::has_state) {
+        __builtin_prefetch(row(g.c_prev, t, lane), 0, 2);
+      }
+    }
+  }
+
   /// `Width` registers from `lane` on, in registers for the whole leaf.
   template <class Step, int Width>
   static SCANRNN_HD void narrow(const LeafArgs& g, int first_lane) {
@@ -185,7 +204,9 @@ struct Leaf {
 #pragma GCC unroll 8
       for (int k = 0; k < Width; ++k) {
         const int v = Step::descending ? Width - 1 - k : k;  // as memory is walked
-        Step::step(g, cell, t, first_lane + v * Reg::lanes, cut, carry[v], sum[v]);
+        const int lane = first_lane + v * Reg::lanes;
+        if (!Cell::step_is_input && g.ahead != 0) prefetch<Step>(g, t + g.ahead, lane);
+        Step::step(g, cell, t, lane, cut, carry[v], sum[v]);
       }
     }
     for (int v = 0; v < Width; ++v) {
@@ -201,23 +222,41 @@ struct Leaf {
     }
   }
 
-  /// What step t of a forward pass reads, into the second-level cache.
-  template <class Step>
-  static SCANRNN_HD void prefetch(const LeafArgs& g, int t, int lane) {
-    constexpr unsigned read = Step::has_state && Step::has_map ? all_inputs : Cell::map_inputs;
-    for (int i = 0; i < Cell::inputs; ++i) {
-      if (((read & ~Cell::vector_inputs) >> i) & 1u) {
-        __builtin_prefetch(row(g.in[i], t, lane), 0, 2);
+  /// `Rows` rows from the i-th of the walk on, and each in the direction that rows go, so that
+  /// memory is walked from one end to the other. What lanes carry rests in the caches.
+  template <class Step, int Rows>
+  static SCANRNN_HD void sweep(const LeafArgs& g, const Cell& cell, int i, bool prefetches) {
+    for (int l = 0; l < g.lanes; l += Reg::lanes) {
+      const int lane = Step::descending ? g.lanes - Reg::lanes - l : l;
+      for (int r = 0; prefetches && r < Rows; ++r) {
+        prefetch<Step>(g, i + r + Rows * Rows, lane);
+      }
+      Carry carry = {Step::has_state ? get(g.state, lane, g.plane) : R{},
+                     Step::has_map ? get_gain(g.map_a, lane, g.plane) : Gain<R>{},
+                     Step::has_map ? get(g.map_x, lane, g.plane) : R{}};
+      R sum[Cell::inputs];
+      for (int k = 0; Step::has_sums && k < Cell::inputs; ++k) {
+        sum[k] = g.sum[k] != nullptr ? get(g.sum[k], lane, g.plane) : R{};
+      }
+#pragma GCC unroll 2
+      for (int r = 0; r < Rows; ++r) {
+        const int t = time_of(g, i + r, Step::descending);
+        Step::step(g, cell, t, lane, is_reset(g, t), carry, sum);
+      }
+      if (Step::has_state) put(g.state, lane, g.plane, carry.state);
+      if (Step::has_map) {
+        put_gain(g.map_a, lane, g.plane, carry.a);
+        put(g.map_x, lane, g.plane, carry.x);
+      }
+      for (int k = 0; Step::has_sums && k < Cell::inputs; ++k) {
+        if (g.sum[k] != nullptr) put(g.sum[k], lane, g.plane, sum[k]);
       }
     }
   }
 
-  /// More lanes than registers hold: row by row, and each row in the direction that rows go, so
-  /// that memory is walked from one end to the other. What lanes carry rests in the caches. (Taking
-  /// several rows a sweep saves its loads and stores but breaks the one long stream that
-  /// prefetching needs: 17.9 ms against 13.2 at (8,4096,1024) fp32 forward on one core, where
-  /// streaming takes 10.9.)
-  template <class Step>
+  /// More lanes than registers hold: row by row, or in pairs of rows, which halves the loads and
+  /// stores of what lanes carry.
+  template <class Step, int Rows>
   static SCANRNN_HD void wide(const LeafArgs& g) {
     const Cell cell = read_cell<Cell>(g.cell);
     for (int lane = 0; lane < g.lanes; lane += Reg::lanes) {
@@ -229,36 +268,32 @@ struct Leaf {
         if (g.sum[i] != nullptr) put(g.sum[i], lane, g.plane, R{});
       }
     }
-    // A row ahead, where that is a page. (CPU time on one thread: (16,320,8192) 32 ms to 23.5,
-    // (8,4096,1024) 15 to 12.5. With rows of half a page 5% longer, backward up to 20%.)
-    const bool prefetches = !Step::descending && g.lanes * static_cast<int>(sizeof(S)) >= 4096;
-    for (int i = 0; i < g.steps; ++i) {
-      const int t = time_of(g, i, Step::descending);
-      const bool cut = is_reset(g, t);
-      for (int l = 0; l < g.lanes; l += Reg::lanes) {
-        const int lane = Step::descending ? g.lanes - Reg::lanes - l : l;
-        if (prefetches) prefetch<Step>(g, t + 1, lane);
-        Carry carry = {Step::has_state ? get(g.state, lane, g.plane) : R{},
-                       Step::has_map ? get_gain(g.map_a, lane, g.plane) : Gain<R>{},
-                       Step::has_map ? get(g.map_x, lane, g.plane) : R{}};
-        R sum[Cell::inputs];
-        for (int k = 0; Step::has_sums && k < Cell::inputs; ++k) {
-          sum[k] = g.sum[k] != nullptr ? get(g.sum[k], lane, g.plane) : R{};
-        }
-        Step::step(g, cell, t, lane, cut, carry, sum);
-        if (Step::has_state) put(g.state, lane, g.plane, carry.state);
-        if (Step::has_map) {
-          put_gain(g.map_a, lane, g.plane, carry.a);
-          put(g.map_x, lane, g.plane, carry.x);
-        }
-        for (int k = 0; Step::has_sums && k < Cell::inputs; ++k) {
-          if (g.sum[k] != nullptr) put(g.sum[k], lane, g.plane, sum[k]);
-        }
-      }
+    // Asking ahead pays where rows are a page. (CPU time on one thread: (8,4096,1024) 15 ms to
+    // 12.5. With rows of half a page 5% longer, backward up to 20%.)
+    const bool prefetches = !Step::descending && row_bytes(g) >= 4096;
+    int i = 0;
+    for (; i + Rows <= g.steps; i += Rows) sweep<Step, Rows>(g, cell, i, prefetches);
+    if constexpr (Rows > 1) {
+      for (; i < g.steps; ++i) sweep<Step, 1>(g, cell, i, prefetches);
     }
     for (int lane = 0; Step::has_map && lane < g.lanes; lane += Reg::lanes) {
       put_doubles(g.map_a, lane, g.plane, get_gain(g.map_a, lane, g.plane));
     }
+  }
+
+  static SCANRNN_HD int row_bytes(const LeafArgs& g) {
+    return g.lanes * static_cast<int>(sizeof(S));
+  }
+
+  /// Whether pairs of rows pay: where rows are long, and a step is little work. (The scan, float32,
+  /// CPU time on one thread, ms, single rows and pairs: forward (128,320,8192) 203, 164,
+  /// (8,512,8192) 20.2, 16.0, (8,2048,2048) 18.5, 15.8; with backward 60.1, 51.8 and 54.5, 51.4.
+  /// Rows of a page or less lose: (8,4096,1024) 15.4, 15.7, with backward 44, 57; (1,65536,512)
+  /// 14.8, 27.7. Four rows are too many streams, (8,512,8192) 19.8; narrower blocks, whose carries
+  /// fit the first-level cache, change nothing.)
+  template <class Step>
+  static SCANRNN_HD bool takes_pairs(const LeafArgs& g) {
+    return row_bytes(g) >= (Step::descending ? 16384 : 8192);
   }
 
   template <class Step>
@@ -267,7 +302,12 @@ struct Leaf {
     // registers.
     const LeafArgs g = args;
     constexpr int block = kBlock * Reg::lanes;
-    if (g.lanes > block && !g.resident) return wide<Step>(g);
+    if (g.lanes > block && !g.resident) {
+      if constexpr (Cell::step_is_input) {
+        if (takes_pairs<Step>(g)) return wide<Step, 2>(g);
+      }
+      return wide<Step, 1>(g);
+    }
     int lane = 0;
     for (; lane + block <= g.lanes; lane += block) narrow<Step, kBlock>(g, lane);
     for (; lane + 2 * Reg::lanes <= g.lanes; lane += 2 * Reg::lanes) narrow<Step, 2>(g, lane);
@@ -302,6 +342,7 @@ struct Leaf {
   static CellKernels kernels() {
     return {Along<Cell, R>::kernels(),
             Reg::lanes,
+            Cell::step_is_input,
             Cell::is_prepared ? prepare : nullptr,
             kernel<MapStep>,
             kernel<RunStep>,

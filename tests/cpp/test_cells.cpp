@@ -527,6 +527,28 @@ CASE(long_sequences) {
   });
 }
 
+// One sequence of enough channels for each thread to take some of them.
+CASE(rows_in_pieces) {
+  const Settings settings;
+  Random random;
+  const std::vector<std::string> isas = built_isas();
+  int k = 0;
+  for_each_cell([&](auto tag) {
+    using Cell = typename decltype(tag)::Type;
+    for (const Index channels : {150, 256}) {
+      Plane plane;
+      plane.time = 100000 / channels;
+      const auto in = make_inputs<Cell>(random, k % 2 == 0 ? DType::f32 : DType::f64, channels,
+                                        k < 2 ? plane : random_plane(random, 1, plane.time));
+      const std::string& isa = isas[static_cast<std::size_t>(k) % isas.size()];
+      set_cpu_isa(isa.c_str());
+      const Note note(in.text() + " " + isa);
+      check_all(in, random, {2, 3});
+      ++k;
+    }
+  });
+}
+
 CASE(empty_extents) {
   Random random;
   for_each_cell([&](auto tag) {

@@ -523,6 +523,24 @@ CASE(packed_lengths_differ) {
   }
 }
 
+// Rows that are taken in pairs, of odd numbers of steps too.
+CASE(long_rows) {
+  const Settings settings;
+  Random random;
+  for (const std::string& isa : built_isas()) {
+    set_cpu_isa(isa.c_str());
+    for (const Index time : {31, 70}) {
+      Options o;
+      o.time = time;
+      o.channels = time == 31 ? 4200 : 2100;
+      o.dtype = time == 31 ? DType::f32 : DType::f64;
+      const Inputs in = make_inputs(random, o, random_plane(random, o.batch, o.time));
+      const Note note(in.text() + " " + isa);
+      check_all(in, random, {3});
+    }
+  }
+}
+
 // Outputs from some size on are written past the caches: the same bits, aligned or not.
 CASE(large_outputs) {
   const Settings settings;

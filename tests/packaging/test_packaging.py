@@ -45,13 +45,13 @@ def test_wheel_contents(unpacked: Path, wheel: Path) -> None:
     assert wheel.stat().st_size < 40e6
 
 
-def test_wheel_tag(wheel: Path) -> None:
+def test_b01_wheel_tag(wheel: Path) -> None:
     python, abi = wheel.stem.split("-")[2:4]
     assert python == f"cp3{min(sys.version_info.minor, 12)}"
     assert abi == (python if sys.version_info < (3, 12) else "abi3")
 
 
-def test_symbols(run: Run, extension: Path) -> None:
+def test_b01_symbols(run: Run, extension: Path) -> None:
     """The module needs nothing of a framework or of CUDA, and shows nothing but its entry point."""
     symbols = run("nm", "-D", "-C", extension).stdout
     assert not re.findall(r".*\b(?:torch|c10|at)::.*|.*\bcu(?:da)?[A-Z]\w+$", symbols, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_symbols(run: Run, extension: Path) -> None:
     assert ours == ["PyInit__core"]
 
 
-def test_needed_libraries(run: Run, extension: Path) -> None:
+def test_b01_needed_libraries(run: Run, extension: Path) -> None:
     dynamic = run("readelf", "-d", extension).stdout
     needed = set(re.findall(r"NEEDED.*\[(.*?)\]", dynamic))
     allowed = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "libpthread.so.0"}
@@ -68,7 +68,7 @@ def test_needed_libraries(run: Run, extension: Path) -> None:
     assert "RUNPATH" not in dynamic
 
 
-def test_glibc(run: Run, wheel: Path, extension: Path) -> None:
+def test_b01_glibc(run: Run, wheel: Path, extension: Path) -> None:
     """A wheel tagged manylinux_2_28 runs on glibc 2.28; any other is for the machine it is from."""
     versions = re.findall(r"GLIBC_(\d+)\.(\d+)", run("nm", "-D", extension).stdout)
     highest = max((int(major), int(minor)) for major, minor in versions)
@@ -82,7 +82,7 @@ def test_glibc(run: Run, wheel: Path, extension: Path) -> None:
     assert highest <= min(allowed)
 
 
-def test_import_without_cuda(run: Run, numpy_python: Path) -> None:
+def test_b05_import_without_cuda(run: Run, numpy_python: Path) -> None:
     """Import takes NumPy alone, starts no thread, and says why there is no CUDA."""
     code = """
 import os, sys
@@ -110,7 +110,7 @@ def test_command_line(run: Run, numpy_python: Path) -> None:
 # ---- building it -------------------------------------------------------------------------------
 
 
-def test_sdist_contents(sdist: Path) -> None:
+def test_b02_sdist_contents(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[-1] for name in archive.getnames()}
     for needed in ("CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "PKG-INFO"):
@@ -120,7 +120,7 @@ def test_sdist_contents(sdist: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".o", ".a", ".pyc", ".whl"))]
 
 
-def test_editable_install_outside_git(run: Run, source: Path, tmp_path: Path) -> None:
+def test_b02_editable_install_outside_git(run: Run, source: Path, tmp_path: Path) -> None:
     """From an unpacked source distribution, and with as many jobs as MAX_JOBS says."""
     assert not (source / ".git").exists()
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
@@ -144,7 +144,7 @@ def test_editable_install_outside_git(run: Run, source: Path, tmp_path: Path) ->
     assert run(python, "-c", code, env=lent).stdout.strip() == "[1.0, 2.0, 3.0]"
 
 
-def test_cpu_build_says_so_once(run: Run, tmp_path: Path) -> None:
+def test_b02_cpu_build_says_so_once(run: Run, tmp_path: Path) -> None:
     output = run("cmake", "-S", REPOSITORY, "-B", tmp_path, env=NO_CUDA).stdout
     notices = [
         line for line in output.splitlines() if "scanrnn: " in line and "kernels" not in line
@@ -161,7 +161,7 @@ def one_line_reason(output: str) -> str:
     return lines[index]
 
 
-def test_cuda_asked_for_but_impossible(run: Run, tmp_path: Path) -> None:
+def test_b02_cuda_asked_for_but_impossible(run: Run, tmp_path: Path) -> None:
     configure = ("cmake", "-S", REPOSITORY, "-B", tmp_path / "build", "-DSCANRNN_CUDA=ON")
     output = run(*configure, fails=True, env=NO_CUDA).stdout
     line = one_line_reason(output)
@@ -232,7 +232,9 @@ def test_architectures_of_the_visible_gpus(run: Run, tmp_path: Path) -> None:
         ("13.0", "75-real;80-real;86-real;89-real;90-real;100-real;120"),
     ],
 )
-def test_architectures_without_a_gpu(run: Run, tmp_path: Path, nvcc: str, expected: str) -> None:
+def test_b03_architectures_without_a_gpu(
+    run: Run, tmp_path: Path, nvcc: str, expected: str
+) -> None:
     assert choose_architectures(run, tmp_path, nvcc=nvcc) == expected
 
 
@@ -243,7 +245,7 @@ def test_architectures_that_the_compiler_knows(run: Run, tmp_path: Path) -> None
     assert chosen == "70-real;75-real;80-real;86-real;89-real;90"
 
 
-def test_architectures_of_the_user_win(run: Run, tmp_path: Path) -> None:
+def test_b03_architectures_of_the_user_win(run: Run, tmp_path: Path) -> None:
     given = "-DCMAKE_CUDA_ARCHITECTURES=86;89"
     assert choose_architectures(run, tmp_path, given, gpus="9.0") == "86;89"
     # CMake itself reads the variable later; the point is that we leave the choice to it.
@@ -252,7 +254,7 @@ def test_architectures_of_the_user_win(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])
-def test_native_without_a_gpu(run: Run, tmp_path: Path, by: str) -> None:
+def test_b03_native_without_a_gpu(run: Run, tmp_path: Path, by: str) -> None:
     defines = ["-DCMAKE_CUDA_ARCHITECTURES=native"] if by == "option" else []
     env = {"CUDAARCHS": "native"} if by == "variable" else None
     output = choose_architectures(run, tmp_path, *defines, env=env, fails=True)

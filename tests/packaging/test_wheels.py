@@ -136,12 +136,12 @@ def test_a_large_wheel(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("scanrnn-0.1.0-cp311-cp311-linux_x86_64.whl", ""),
     ],
 )
-def test_abi_tag(tmp_path: Path, name: str, message: str) -> None:
+def test_b01_abi_tag(tmp_path: Path, name: str, message: str) -> None:
     problems = wheels.stable_abi(wheels.Wheel(tmp_path / name, tmp_path))
     assert problems == ([message] if message else [])
 
 
-def test_platform_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b01_platform_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def problems(tag: str) -> list[str]:
         path = tmp_path / f"scanrnn-0.1.0-cp311-cp311-{tag}.whl"
         return wheels.platform(wheels.Wheel(path, tmp_path))
@@ -153,7 +153,7 @@ def test_platform_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "but needs manylinux_2_28" in problems("manylinux_2_17_x86_64.manylinux2014_x86_64")[0]
 
 
-def test_device_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b04_device_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a cuobjdump of ours: an architecture too few, and PTX too much."""
     tool = tmp_path / "cuobjdump"
     tool.write_text(
@@ -174,7 +174,7 @@ def test_device_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_smoke_script(run: Run, numpy_python: Path) -> None:
+def test_b01_smoke_script(run: Run, numpy_python: Path) -> None:
     said = run(numpy_python, FOLDER / "smoke.py").stdout
     assert "right with numpy" in said
     assert "torch" not in said
@@ -325,7 +325,7 @@ def configure_distribution(
     return run("cmake", "-P", script, fails=fails).stdout
 
 
-def test_architectures_of_a_distribution(run: Run, tmp_path: Path) -> None:
+def test_b04_architectures_of_a_distribution(run: Run, tmp_path: Path) -> None:
     """Those of the table, whatever GPU is there; and only by the CUDA that it is for."""
     for name, nvcc in (("scanrnn-cu12", "12.9"), ("scanrnn-cu13", "13.0")):
         architectures = wheels.DISTRIBUTIONS[name]["architectures"]
@@ -336,7 +336,7 @@ def test_architectures_of_a_distribution(run: Run, tmp_path: Path) -> None:
     assert "scanrnn-cu12 takes nvcc 12, but " in " ".join(output.split())
 
 
-def test_cuda_distribution_without_a_compiler(run: Run, tmp_path: Path) -> None:
+def test_b02_cuda_distribution_without_a_compiler(run: Run, tmp_path: Path) -> None:
     configure = ("cmake", "-S", REPOSITORY, "-B", tmp_path, "-DSCANRNN_DISTRIBUTION=scanrnn-cu13")
     output = run(*configure, fails=True, env={"CUDACXX": "none"}).stdout
     assert "SCANRNN_DISTRIBUTION=scanrnn-cu13, but no working CUDA compiler was found; " in output
@@ -351,7 +351,7 @@ def test_cpu_distribution_takes_no_cuda(run: Run, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.cu.o.d"))
 
 
-def test_host_compiler_that_nvcc_refuses(run: Run, tmp_path: Path) -> None:
+def test_b02_host_compiler_that_nvcc_refuses(run: Run, tmp_path: Path) -> None:
     """With an nvcc of ours that says what NVIDIA's says of a compiler that is too new."""
     nvcc = tmp_path / "nvcc"
     nvcc.write_text(

@@ -214,7 +214,7 @@ def test_report(rng, name):
 
 @by_cell
 @pytest.mark.parametrize("segment", [8, 64])
-def test_2500_weights_of_any_size(rng, name, segment):
+def test_n11_2500_weights_of_any_size(rng, name, segment):
     """Long memory, growth and chaos: every step is the equations'.
 
     Where rounding doesn't decide what becomes of a state, the result is the serial one.
@@ -254,7 +254,7 @@ def test_2500_weights_of_any_size(rng, name, segment):
     assert np.abs(h - serial)[..., calm].max() < 1e-8
 
 
-def test_it_falls_back_by_channel_and_says_so(rng):
+def test_n11_it_falls_back_by_channel_and_says_so(rng):
     values = arguments(rng, "indrnn", (2, 200, 5), np.float64)
     values["u"][3] = 1.3  # grows
     calm = values | {"u": np.where(np.arange(5) == 3, 0.1, values["u"])}
@@ -283,7 +283,7 @@ def test_a_looser_tolerance_takes_fewer_passes(rng):
 
 
 @by_cell
-def test_threads_do_not_matter(rng, name, threads):
+def test_m06_threads_do_not_matter(rng, name, threads):
     for shape, segment in [((1, 5000, 1), None), ((2, 3000, 7), None), ((3, 500, 40), 30)]:
         values = arguments(rng, name, shape, np.float32)
         dh = normal(rng, shape, np.float32)
@@ -299,7 +299,7 @@ def test_threads_do_not_matter(rng, name, threads):
 
 
 @by_cell
-def test_rows_do_not_matter(rng, name):
+def test_m06_rows_do_not_matter(rng, name):
     values = arguments(rng, name, (4, 2500, 3), np.float32)
     whole, finals, report, _ = call(name, values)
     vectors = CELLS[name].is_vector
@@ -324,7 +324,7 @@ def test_rows_do_not_matter(rng, name):
 
 
 @by_cell
-def test_chunks_with_carried_states(rng, name):
+def test_w01_chunks_with_carried_states(rng, name):
     values = arguments(rng, name, (2, 400, 3), np.float64)
     cell = CELLS[name]
     whole, finals, _, _ = call(name, values, segment=40)
@@ -342,7 +342,7 @@ def test_chunks_with_carried_states(rng, name):
 
 @by_cell
 @by_dtype
-def test_steps_make_a_scan(rng, name, dtype):
+def test_w05_steps_make_a_scan(rng, name, dtype):
     values, cell = arguments(rng, name, (2, 12, 5), dtype), CELLS[name]
     whole, finals, _, _ = call(name, values)
     keywords = ("w_i", "w_f", "w_o", "v_f", "v_r")
@@ -440,7 +440,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "error", "text"), WRONG, ids=[w[2][:30] for w in WRONG])
-def test_errors_name_the_argument(changes, error, text):
+def test_s08_errors_name_the_argument(changes, error, text):
     with pytest.raises(error) as caught:
         cells.diagonal_lstm(**good() | changes)
     assert str(caught.value).startswith("diagonal_lstm: ")

@@ -182,7 +182,7 @@ def test_same_bits_as_numpy(rng, name):
 
 
 @every_cell
-def test_in_single_precision_alone(rng, name):
+def test_w07_in_single_precision_alone(rng, name):
     """Without JAX's 64-bit types the options, which are doubles, reach the kernels all the same."""
     case = CASES[name]
     arrays = arguments(rng, case, {}, 2, 9, 3, "float32")
@@ -194,7 +194,7 @@ def test_in_single_precision_alone(rng, name):
 
 @every_cell
 @pytest.mark.parametrize("shape", [(2, 0, 3), (0, 5, 3), (2, 5, 0)])
-def test_empty_axes(rng, name, shape):
+def test_s03_empty_axes(rng, name, shape):
     case = CASES[name]
     arrays = arguments(rng, case, {}, *shape)
     (h, final), pullback = jax.vjp(lambda *a: call(case, a), *arrays)
@@ -210,7 +210,7 @@ def test_empty_axes(rng, name, shape):
 
 
 @pytest.mark.parametrize(("name", "T"), spread(CASES, [33, 1, 129], 2))
-def test_lengths_around_those_of_segments(rng, name, T):
+def test_s01_lengths_around_those_of_segments(rng, name, T):
     """Gates are not identities at 0: steps beyond the end must not count."""
     case = CASES[name]
     arrays = [
@@ -223,7 +223,7 @@ def test_lengths_around_those_of_segments(rng, name, T):
 
 
 @pytest.mark.parametrize(("name", "side"), spread(CASES, ["left", "right"]))
-def test_padding_is_not_read(rng, name, side):
+def test_n10_padding_is_not_read(rng, name, side):
     lengths, T = np.array([6, 2]), 6
     steps = np.arange(T)
     valid = steps >= T - lengths[:, None] if side == "left" else steps < lengths[:, None]
@@ -247,7 +247,7 @@ def test_padding_is_not_read(rng, name, side):
 
 @every_cell
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_rows_do_not_mix(rng, name, bad):
+def test_n10_rows_do_not_mix(rng, name, bad):
     case = CASES[name]
     arrays = arguments(rng, case, {}, 4, 64, 8, "float32")
     spoilt = [a.copy() for a in arrays]
@@ -260,7 +260,7 @@ def test_rows_do_not_mix(rng, name, bad):
 
 
 @every_cell
-def test_packed_sequences_are_each_alone(rng, name):
+def test_w02_packed_sequences_are_each_alone(rng, name):
     case, offsets = CASES[name], [0, 3, 4, 4, 10]
     arrays = arguments(rng, case, {"cu_seqlens": offsets}, 1, 10, 3)
     for dtype in (np.int32, np.int64):
@@ -272,7 +272,7 @@ def test_packed_sequences_are_each_alone(rng, name):
 
 
 @every_cell
-def test_resets_start_anew(rng, name):
+def test_w03_resets_start_anew(rng, name):
     case = CASES[name]
     arrays = arguments(rng, case, {}, 1, 9, 2)
     flags = np.isin(np.arange(9), [0, 4])[None]
@@ -293,7 +293,7 @@ def test_resets_start_anew(rng, name):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @every_cell
-def test_step_is_the_sequence(rng, name, dtype):
+def test_w05_step_is_the_sequence(rng, name, dtype):
     case, dtype = CASES[name], jnp.dtype(dtype)
     if case.complex and dtype.itemsize == 2:
         dtype = np.dtype("float32")
@@ -323,7 +323,7 @@ def test_step_is_the_sequence(rng, name, dtype):
 
 
 @every_cell
-def test_pieces_are_the_sequence(rng, name):
+def test_w01_pieces_are_the_sequence(rng, name):
     case = CASES[name]
     arrays = arguments(rng, case, {}, 2, 1000, 3)
     cuts = [0, *sorted(rng.choice(np.arange(1, 1000), 6, replace=False)), 1000]
@@ -352,7 +352,7 @@ def test_derivatives_in_both_modes(rng, name):
 
 
 @pytest.mark.parametrize(("name", "options"), spread(CASES, ["left-reverse", "packed-reset"]))
-def test_second_derivatives_are_the_loops(rng, name, options):
+def test_g08_second_derivatives_are_the_loops(rng, name, options):
     case, run, loop_of, arrays = small(rng, name, options)
     tangents = tuple(values(rng, *a.shape, dtype=a.dtype) for a in arrays)
 
@@ -372,7 +372,7 @@ def test_second_derivatives_are_the_loops(rng, name, options):
 
 
 @every_cell
-def test_forward_mode_and_transposition(rng, name):
+def test_g09_forward_mode_and_transposition(rng, name):
     case, run, loop_of, arrays = small(rng, name, "left")
     tangents = [values(rng, *a.shape, dtype=a.dtype) for a in arrays]
     want = jax.jit(lambda a, t: jax.jvp(lambda *b: loop_of(b), a, t))(arrays, tangents)
@@ -418,13 +418,13 @@ BATCHES = {
         *((name, "all", options) for name, options in spread(CASES, ["plain", "packed-reset"])),
     ],
 )
-def test_vmap(rng, name, which, options):
+def test_w07_vmap(rng, name, which, options):
     _, run, _, arrays = small(rng, name, options)
     check_vmap(rng, run, loss_of, arrays, BATCHES[which](arrays))
 
 
 @some_cells
-def test_vmap_of_second_derivatives(rng, name):
+def test_w07_vmap_of_second_derivatives(rng, name):
     case, run, _, arrays = small(rng, name)
     tangents = tuple(values(rng, *a.shape, dtype=a.dtype) for a in arrays)
 
@@ -438,7 +438,7 @@ def test_vmap_of_second_derivatives(rng, name):
 
 
 @some_cells
-def test_inside_control_flow_with_checkpoint(rng, name):
+def test_w07_inside_control_flow_with_checkpoint(rng, name):
     case = CASES[name]
     arrays = arguments(rng, case, {}, 2, 20, 3)
 
@@ -463,7 +463,7 @@ def test_inside_control_flow_with_checkpoint(rng, name):
 
 
 @pytest.mark.parametrize(("name", "check"), spread(CASES, [True, False]))
-def test_shard_map_over_batch(rng, mesh, name, check):
+def test_w07_shard_map_over_batch(rng, mesh, name, check):
     case = CASES[name]
     arrays = arguments(rng, case, {}, 4, 7, 3)
     run = partial(call, case)
@@ -471,7 +471,7 @@ def test_shard_map_over_batch(rng, mesh, name, check):
 
 
 @every_cell
-def test_program_does_not_depend_on_the_number_of_steps(name):
+def test_w07_program_does_not_depend_on_the_number_of_steps(name):
     case = CASES[name]
 
     def size(T):
@@ -518,7 +518,7 @@ def test_lowering_for_cuda(rng, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["min_gru", "min_lstm"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_initial_states_of_any_sign(rng, name, dtype):
+def test_n04_initial_states_of_any_sign(rng, name, dtype):
     case = CASES[name]
     *inputs, _ = arguments(rng, case, {}, 2, 7, 4, dtype)
     zeros = np.zeros((2, 4), dtype)
@@ -560,7 +560,7 @@ def test_min_lstm_with_gates_of_any_size(dtype):
         assert np.all(np.isfinite(g))
 
 
-def test_rg_lru_next_to_one(rng):
+def test_n06_rg_lru_next_to_one(rng):
     """sqrt(1 - a^2) has full accuracy, and its derivative is bounded by 1000 times that of a^2."""
 
     def scale(log_a, dtype="f"):
@@ -639,7 +639,7 @@ X = np.zeros((2, 5, 3))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_errors(name):
+def test_s08_errors(name):
     case = CASES[name]
     fn = case.function.__name__
     arrays = {n: np.zeros(3) if n in case.vectors else X for n in case.names}

@@ -186,7 +186,7 @@ def test_values(rng, name, where):
 
 
 @every_layer
-def test_pieces_and_steps(rng, name):
+def test_w05_pieces_and_steps(rng, name):
     params, _ = layer(name)
     run = partial(run_layer, name, params)
     x, states = values(rng, 2, 11, 3), initial(rng, name, 2)
@@ -206,7 +206,7 @@ def test_pieces_and_steps(rng, name):
 
 @every_layer
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_reaches_nothing(rng, name, side):
+def test_n10_padding_reaches_nothing(rng, name, side):
     """Not even the gradients of weights, which are sums over all steps."""
     params, _ = layer(name)
     lengths, steps = np.array([6, 2]), np.arange(6)
@@ -258,7 +258,7 @@ def test_window_of_two_in_any_sequences(rng, reverse):
 
 
 @pytest.mark.parametrize("pooling", ["f", "fo", "ifo"])
-def test_zoneout(rng, pooling):
+def test_g04_zoneout(rng, pooling):
     params = srj.qrnn_init(jax.random.key(0), 3, 5, pooling=pooling, dtype=jnp.float64)
     x, c0, key = values(rng, 2, 6, 3), values(rng, 2, 5), jax.random.key(1)
     run = partial(srj.qrnn_layer, params, x, c0)
@@ -420,7 +420,7 @@ def test_layers_learn(name):
 
 
 @every_layer
-def test_errors(name):
+def test_s08_errors(name):
     init, run, _, _ = LAYERS[name]
     fn = getattr(run, "func", run).__name__
     make = f"{fn.removesuffix('_layer')}_init"

@@ -90,7 +90,7 @@ def test_values(nnx, rng, name, bidirectional):
 
 
 @every_module
-def test_steps_and_pieces(nnx, rng, name):
+def test_w05_steps_and_pieces(nnx, rng, name):
     module = make(nnx, name)
     x = values(rng, 2, 9, 3)
     want, last = module(x)

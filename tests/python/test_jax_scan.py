@@ -191,7 +191,7 @@ def test_subnormal_halves_count(D):
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 31, 32, 33, 257, 1025, 65537])
-def test_lengths_of_time(rng, T):
+def test_s01_lengths_of_time(rng, T):
     a, x = gates(rng, 2, T, 3, dtype="float32"), values(rng, 2, T, 3, dtype="float32")
     h, pullback = jax.vjp(srj.scan, a, x)
     reference.assert_matches(h, reference.scan(a, x)[0])
@@ -205,7 +205,7 @@ def test_lengths_of_time(rng, T):
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 3), (0, 5, 3), (2, 5, 0), (0, 0, 0)])
-def test_empty_axes(rng, shape):
+def test_s03_empty_axes(rng, shape):
     B, T, D = shape
     x, h0 = values(rng, *shape), values(rng, B, D)
     for a in (gates(rng, *shape), gates(rng, 1, 1, 1)):
@@ -227,7 +227,7 @@ def test_empty_axes(rng, shape):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_zero_gates_exactly(dtype):
+def test_n01_zero_gates_exactly(dtype):
     a = np.array([0.5, 0, 2, -1], dtype)[None, :, None]
     b = np.array([1, 2, 3, 4], dtype)[None, :, None]
     h0 = np.array([[10]], dtype)
@@ -240,7 +240,7 @@ def test_zero_gates_exactly(dtype):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nan_stays_in_its_row(rng, bad):
+def test_n10_nan_stays_in_its_row(rng, bad):
     a, x = gates(rng, 4, 64, 8), values(rng, 4, 64, 8)
     spoilt = x.copy()
     spoilt[2] = bad
@@ -256,7 +256,7 @@ def test_nan_stays_in_its_row(rng, bad):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("B", [4, 1])
-def test_padding_is_not_read(rng, side, B):
+def test_n10_padding_is_not_read(rng, side, B):
     lengths = np.array([64, 10, 1, 33])[-B:]
     a, x = gates(rng, B, 64, 8), values(rng, B, 64, 8)
     steps = np.arange(64)
@@ -289,7 +289,7 @@ def test_padding_is_not_read(rng, side, B):
         assert np.all(np.isfinite(g))
 
 
-def test_reset_drops_whatever_was_there(rng):
+def test_w03_reset_drops_whatever_was_there(rng):
     a, x = gates(rng, 1, 9, 2), values(rng, 1, 9, 2)
     x[:, :4] = np.inf
     reset = np.zeros((1, 9), bool)
@@ -304,7 +304,7 @@ def test_reset_drops_whatever_was_there(rng):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_the_rounded_exact_result(rng, dtype):
+def test_d03_half_precision_is_the_rounded_exact_result(rng, dtype):
     a = rng.uniform(0, 1, (2, 1000, 3)).astype(jnp.dtype(dtype))
     x = values(rng, 2, 1000, 3, dtype=jnp.dtype(dtype))
     h, final = srj.scan(a, x, return_final=True)
@@ -319,7 +319,7 @@ def test_half_precision_is_the_rounded_exact_result(rng, dtype):
 
 @pytest.mark.parametrize("part", ["final", "both", "h"])
 @pytest.mark.parametrize("initial", ["given", "none", "shared"])
-def test_gradients_of_states(rng, part, initial):
+def test_g03_gradients_of_states(rng, part, initial):
     (a, x, h0), _ = problem(rng, "plain")
 
     def loss(a, x, h0):
@@ -343,7 +343,7 @@ def test_gradients_of_states(rng, part, initial):
 
 
 @pytest.mark.parametrize("sizes", [[100], [1, 99], [64, 33, 3], [1, 2, 3]])
-def test_state_carried_over_pieces(rng, sizes):
+def test_w01_state_carried_over_pieces(rng, sizes):
     T = 100
     cuts = [0]
     while cuts[-1] < T:  # at random, but few sizes: each is compiled
@@ -366,7 +366,7 @@ def test_state_carried_over_pieces(rng, sizes):
     assert_close(pull_one(one), pull_other(one), 1e-10)
 
 
-def test_gradient_stops_at_a_cut(rng):
+def test_w01_gradient_stops_at_a_cut(rng):
     (a, x, h0), _ = problem(rng, "plain")
 
     def loss(x):
@@ -377,7 +377,7 @@ def test_gradient_stops_at_a_cut(rng):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_packed_sequences_are_each_alone(rng, dtype):
+def test_w02_packed_sequences_are_each_alone(rng, dtype):
     cu = np.array([0, 3, 4, 4, 10], dtype)
     a, x, h0 = gates(rng, 1, 10, 2), values(rng, 1, 10, 2), values(rng, 4, 2)
 
@@ -457,7 +457,7 @@ def test_derivatives_of_complex_scans(rng):
     assert_close(jnp.sum(holomorphic(a) * step), (f[0] - f[1]) / 2, 1e-8)
 
 
-def test_jacobians_agree(rng):
+def test_g09_jacobians_agree(rng):
     for arrays, options in (small(rng, name) for name in SMALL):
         run = partial(srj.scan, return_final=True, **options)
         forward = jax.jit(jax.jacfwd(run, (0, 1, 2)))(*arrays)
@@ -465,7 +465,7 @@ def test_jacobians_agree(rng):
         assert_close(forward, backward)
 
 
-def test_hessians_agree(rng):
+def test_g08_hessians_agree(rng):
     arrays, options = small(rng, "reset")
     loss = scalar(options)
     every = (0, 1, 2)
@@ -477,7 +477,7 @@ def test_hessians_agree(rng):
     assert np.any(one[0][2])
 
 
-def test_linearize_and_transpose(rng):
+def test_g09_linearize_and_transpose(rng):
     arrays, options = small(rng, "left")
     run = partial(srj.scan, return_final=True, **options)
     out, linear = jax.linearize(run, *arrays)
@@ -497,7 +497,7 @@ def test_linearize_and_transpose(rng):
     assert_close(pullback(cotangent), grads, 0)
 
 
-def test_gradient_penalty(rng):
+def test_g08_gradient_penalty(rng):
     (a, x, h0), _ = small(rng, "plain")
 
     @jax.jit
@@ -540,7 +540,7 @@ BATCHES = {
         ("left-reverse", "last"),
     ],
 )
-def test_vmap(rng, name, batch):
+def test_w07_vmap(rng, name, batch):
     (arrays, options), in_axes = small(rng, name), BATCHES[batch]
     many = [batched(rng, v, d) for v, d in zip(arrays, in_axes, strict=True)]
     run = jax.jit(partial(srj.scan, return_final=True, **options))
@@ -569,7 +569,7 @@ def test_vmap(rng, name, batch):
         ("packed", (1, 1, 2), None),
     ],
 )
-def test_vmap_with_a_broadcast_gate(rng, name, shape, axis):
+def test_w07_vmap_with_a_broadcast_gate(rng, name, shape, axis):
     (_, x, h0), options = small(rng, name)
     arrays = (rng.uniform(0.2, 0.9, shape), x, h0)
     in_axes = (axis, 0, None)
@@ -583,7 +583,7 @@ def test_vmap_with_a_broadcast_gate(rng, name, shape, axis):
         assert_close(jax.jit(jax.vmap(f, in_axes))(*many), stacked(jax.jit(f), in_axes, many))
 
 
-def test_vmap_over_sequences(rng):
+def test_w07_vmap_over_sequences(rng):
     (a, x, h0), _ = small(rng, "plain")
     lengths, reset = np.array([[6, 0], [2, 3], [1, 1]]), rng.random((3, 2, 6)) < 0.3
 
@@ -609,7 +609,7 @@ def test_vmap_over_sequences(rng):
         assert_close(jax.vmap(packed, in_axes)(*arguments), stacked(packed, in_axes, arguments))
 
 
-def test_nested_and_empty_vmap(rng):
+def test_w07_nested_and_empty_vmap(rng):
     a, x = gates(rng, 2, 3, 4, 5, 2), values(rng, 2, 3, 4, 5, 2)
     assert_close(jax.vmap(jax.vmap(srj.scan))(a, x), srj.scan(a, x), 1e-12)
     run = jax.vmap(jax.vmap(srj.scan, (None, 1), 1))
@@ -619,7 +619,7 @@ def test_nested_and_empty_vmap(rng):
     )[0].shape == (0, 2, 6, 2)
 
 
-def test_checkpoint(rng):
+def test_w07_checkpoint(rng):
     (a, x, h0), _ = problem(rng, "reset")
     loss = scalar({})
     for policy in (None, jax.checkpoint_policies.dots_saveable):
@@ -627,7 +627,7 @@ def test_checkpoint(rng):
         assert_close(jax.grad(again, (0, 1, 2))(a, x, h0), jax.grad(loss, (0, 1, 2))(a, x, h0), 0)
 
 
-def test_inside_control_flow(rng):
+def test_w07_inside_control_flow(rng):
     a, x, h0 = gates(rng, 5, 2, 20, 3), values(rng, 5, 2, 20, 3), values(rng, 2, 3)
 
     def step(state, piece):
@@ -658,7 +658,7 @@ def test_inside_control_flow(rng):
     assert_close(branch(False), x, 0)
 
 
-def test_donation(rng):
+def test_w07_donation(rng):
     (a, x, _), _ = problem(rng, "plain")
     expected = srj.scan(a, x)
     donated = jnp.asarray(x)
@@ -667,7 +667,7 @@ def test_donation(rng):
     assert_close(h, expected, 0)
 
 
-def test_arguments_are_not_changed(rng):
+def test_g10_arguments_are_not_changed(rng):
     a = jnp.asarray(gates(rng, 3, 37, 4))
     x, h0 = values(rng, 3, 37, 4), values(rng, 3, 4)
     for array in (x, h0):
@@ -682,7 +682,7 @@ def test_arguments_are_not_changed(rng):
     assert_close(srj.scan(np.broadcast_to(0.5, x.shape), frozen), srj.scan(0.5, x), 0)
 
 
-def test_single_precision_mode(rng):
+def test_w07_single_precision_mode(rng):
     jax.config.update("jax_enable_x64", False)
     a, x = gates(rng, 2, 9, 3), values(rng, 2, 9, 3)  # float64: JAX makes them float32
     h, final = srj.scan(a, x, return_final=True, lengths=np.array([9, 4]))
@@ -704,7 +704,7 @@ def test_strict_promotion(rng):
         srj.scan(0.5, x)
 
 
-def test_compile_time_does_not_grow_with_time():
+def test_w07_compile_time_does_not_grow_with_time():
     def seconds(T):
         shape = jax.ShapeDtypeStruct((1, T, 8), jnp.float32)
         gradient = jax.grad(lambda a, x: jnp.sum(srj.scan(a, x) ** 2), (0, 1))
@@ -718,7 +718,7 @@ def test_compile_time_does_not_grow_with_time():
     assert long < 2 * short
 
 
-def test_dispatch_is_asynchronous():
+def test_w07_dispatch_is_asynchronous():
     a, x = jnp.full((1, 1, 1), 0.5), jnp.ones((4, 2**20, 4))
     # The product is for XLA: on the CPU it runs at once what it counts under 1000 operations,
     # and it doesn't know what a kernel of ours costs.
@@ -736,7 +736,7 @@ def test_dispatch_is_asynchronous():
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("options", [{}, {"lengths": np.array([7, 0, 3, 6])}])
-def test_shard_map_over_batch(rng, mesh, check, options):
+def test_w07_shard_map_over_batch(rng, mesh, check, options):
     a, x, h0 = gates(rng, 1, 7, 3), values(rng, 4, 7, 3), values(rng, 4, 3)
     names = list(options)
     P = PartitionSpec
@@ -763,14 +763,14 @@ def test_shard_map_over_batch(rng, mesh, check, options):
     assert_close(got, jax.jit(jax.hessian(partial(loss, run)))(a, x, h0))
 
 
-def test_shard_map_over_channels(rng, mesh):
+def test_w07_shard_map_over_channels(rng, mesh):
     a, x = gates(rng, 2, 7, 4), values(rng, 2, 7, 4)
     spec = PartitionSpec(None, None, "data")
     sharded = jax.shard_map(srj.scan, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
     assert_close(jax.jit(sharded)(a, x), srj.scan(a, x))
 
 
-def test_sharded_arguments_under_jit(rng, mesh):
+def test_w07_sharded_arguments_under_jit(rng, mesh):
     a, x = gates(rng, 4, 7, 3), values(rng, 4, 7, 3)
     sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
     h = jax.jit(srj.scan)(*(jax.device_put(v, sharding) for v in (a, x)))
@@ -861,7 +861,7 @@ X = np.zeros((2, 5, 3))
         (TypeError, "scan: x is a builtins.object", (X, object()), {}),
     ],
 )
-def test_errors(error, text, arguments, options):
+def test_s08_errors(error, text, arguments, options):
     with pytest.raises(error, match=text):
         srj.scan(*arguments, **options)
     # While a function is traced, as at the call.

@@ -156,7 +156,7 @@ def test_same_bits_as_numpy(rng, name):
 
 
 @some_cells
-def test_padding_is_not_read_and_rows_do_not_mix(rng, name):
+def test_n10_padding_is_not_read_and_rows_do_not_mix(rng, name):
     lengths, T = np.array([6, 2]), 6
     valid = np.arange(T) < lengths[:, None]
     case = NONLINEAR[name]
@@ -188,7 +188,7 @@ def test_padding_is_not_read_and_rows_do_not_mix(rng, name):
 
 @every_cell
 @pytest.mark.parametrize("shape", [(2, 0, 3), (0, 5, 3), (2, 5, 0)])
-def test_empty_axes(rng, name, shape):
+def test_s03_empty_axes(rng, name, shape):
     case = NONLINEAR[name]
     arrays = arguments(rng, case, {}, *shape)
     (h, final), pullback = jax.vjp(lambda *a: call(case, a), *arrays)
@@ -206,7 +206,7 @@ def test_empty_axes(rng, name, shape):
 
 
 @every_cell
-def test_steps_and_pieces_are_the_sequence(rng, name):
+def test_w05_steps_and_pieces_are_the_sequence(rng, name):
     case = NONLINEAR[name]
     arrays = arguments(rng, case, {}, 2, 200, 3)
     n = len(case.names)
@@ -256,7 +256,7 @@ def test_long_sequences_converge(rng, name, dtype):
     assert_close(h, want, 1e-5 if dtype == "float32" else 1e-10)
 
 
-def test_what_does_not_converge_is_run_serially(rng):
+def test_n11_what_does_not_converge_is_run_serially(rng):
     """Growing states: no guess of a segment's start is good."""
     case = NONLINEAR["gru"]
     arrays = arguments(rng, case, {}, 2, 64, 3)
@@ -303,7 +303,7 @@ def test_tolerance(rng):
 
 
 @pytest.mark.parametrize("name", ["lstm-peephole", "recurrent_sru"])
-def test_in_single_precision_alone(rng, name):
+def test_w07_in_single_precision_alone(rng, name):
     """Without JAX's 64-bit types the options, which are doubles, reach the kernels all the same."""
     case = NONLINEAR[name]
     arrays = arguments(rng, case, {}, 2, 37, 3, "float32")
@@ -333,7 +333,7 @@ def test_derivatives_in_both_modes(rng, name, order):
         ("recurrent_sru", "left-reverse"),
     ],
 )
-def test_second_derivatives_are_the_loops(rng, name, options):
+def test_g08_second_derivatives_are_the_loops(rng, name, options):
     case, run, loop_of, arrays = small(rng, name, options)
     gradient, expected = (jax.grad(loss_of(f), case.every) for f in (run, loop_of))
     tangents = tuple(values(rng, *a.shape) for a in arrays)
@@ -380,13 +380,13 @@ BATCHES = {
         ("gru", "all", "plain"),
     ],
 )
-def test_vmap(rng, name, which, options):
+def test_w07_vmap(rng, name, which, options):
     _, run, _, arrays = small(rng, name, options)
     check_vmap(rng, run, loss_of, arrays, BATCHES[which](arrays))
 
 
 @pytest.mark.parametrize("name", ["gru", "recurrent_sru"])
-def test_vmap_of_second_derivatives(rng, name):
+def test_w07_vmap_of_second_derivatives(rng, name):
     case, run, _, arrays = small(rng, name)
     tangents = tuple(values(rng, *a.shape) for a in arrays)
 
@@ -400,7 +400,7 @@ def test_vmap_of_second_derivatives(rng, name):
 
 
 @some_cells
-def test_inside_control_flow_with_checkpoint(rng, name):
+def test_w07_inside_control_flow_with_checkpoint(rng, name):
     case = NONLINEAR[name]
     arrays = arguments(rng, case, {}, 2, 20, 3)
     n = len(case.names)
@@ -427,7 +427,7 @@ def test_inside_control_flow_with_checkpoint(rng, name):
 
 @some_cells
 @pytest.mark.parametrize("check", [True, False])
-def test_shard_map_over_batch(rng, mesh, name, check):
+def test_w07_shard_map_over_batch(rng, mesh, name, check):
     case = NONLINEAR[name]
     arrays = arguments(rng, case, {}, 4, 17, 3)
     run = partial(call, case, segment=4)
@@ -435,7 +435,7 @@ def test_shard_map_over_batch(rng, mesh, name, check):
 
 
 @some_cells
-def test_program_does_not_depend_on_the_number_of_steps(name):
+def test_w07_program_does_not_depend_on_the_number_of_steps(name):
     case = NONLINEAR[name]
 
     def size(T):
@@ -477,7 +477,7 @@ V = np.zeros(3)
 
 
 @every_cell
-def test_errors(name):
+def test_s08_errors(name):
     case = NONLINEAR[name]
     fn = getattr(case.function, "func", case.function).__name__
     arrays = {n: V if n in case.vectors else X for n in case.names}

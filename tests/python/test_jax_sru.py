@@ -140,7 +140,7 @@ def test_same_bits_as_numpy(rng):
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 3), (0, 5, 3), (2, 5, 0)])
-def test_empty_axes(rng, shape):
+def test_s03_empty_axes(rng, shape):
     arrays = arguments(rng, {}, *shape)
     (h, final), pullback = jax.vjp(partial(srj.sru, return_final=True), *arrays)
     assert h.shape == shape
@@ -154,7 +154,7 @@ def test_empty_axes(rng, shape):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_not_read(rng, side):
+def test_n10_padding_is_not_read(rng, side):
     lengths = np.array([6, 2])
     steps = np.arange(6)
     valid = steps >= 6 - lengths[:, None] if side == "left" else steps < lengths[:, None]
@@ -168,7 +168,7 @@ def test_padding_is_not_read(rng, side):
     assert_close(second(spoilt), second(clean), 1e-12)
 
 
-def test_reset_drops_whatever_was_there(rng):
+def test_w03_reset_drops_whatever_was_there(rng):
     arrays = arguments(rng, {}, 1, 9, 2)
     arrays[0][:, :4] = np.inf
     reset = np.arange(9)[None] == 4
@@ -183,7 +183,7 @@ def test_reset_drops_whatever_was_there(rng):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_step_is_the_scan(rng, dtype):
+def test_w05_step_is_the_scan(rng, dtype):
     dtype = jnp.dtype(dtype)
     *arrays, c0 = arguments(rng, {}, 2, 200, 3, dtype)
     step = jax.jit(partial(srj.sru_step, activation="tanh"))
@@ -217,7 +217,7 @@ def test_derivatives_in_both_modes(rng, name, activation):
     check_grads(loss, arrays, 2, ["fwd", "rev"], atol=1e-5, rtol=1e-5)
 
 
-def test_jacobians_and_hessians_agree(rng):
+def test_g09_jacobians_and_hessians_agree(rng):
     arrays, options = small(rng, "packed-reset")
     run = partial(srj.sru, return_final=True, activation="tanh", **options)
     forward, backward = (jax.jit(d(run, EVERY))(*arrays) for d in (jax.jacfwd, jax.jacrev))
@@ -228,7 +228,7 @@ def test_jacobians_and_hessians_agree(rng):
     assert np.any(one[0][4])
 
 
-def test_linearize_and_transpose(rng):
+def test_g09_linearize_and_transpose(rng):
     arrays, options = small(rng, "left")
     run = partial(srj.sru, return_final=True, **options)
     out, linear = jax.linearize(run, *arrays)
@@ -270,7 +270,7 @@ BATCHES = {
     ("name", "batch"),
     [*(("plain", batch) for batch in BATCHES), ("packed-reset", "all"), ("left-reverse", "all")],
 )
-def test_vmap(rng, name, batch):
+def test_w07_vmap(rng, name, batch):
     (arrays, options), in_axes = small(rng, name), BATCHES[batch]
     many = [batched(rng, v, d) for v, d in zip(arrays, in_axes, strict=True)]
     run = jax.jit(partial(srj.sru, return_final=True, activation="tanh", **options))
@@ -303,7 +303,7 @@ def test_vmap_over_sequences_and_of_second_derivatives(rng):
         assert_close(jax.vmap(second, in_axes)(*given), stacked(second, in_axes, given))
 
 
-def test_inside_control_flow_with_checkpoint(rng):
+def test_w07_inside_control_flow_with_checkpoint(rng):
     pieces = [values(rng, 4, 2, 5, 3) for _ in range(4)]
     biases, c0 = values(rng, 2, 3), values(rng, 2, 3)
 
@@ -330,7 +330,7 @@ def test_inside_control_flow_with_checkpoint(rng):
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_shard_map_over_batch(rng, mesh, check):
+def test_w07_shard_map_over_batch(rng, mesh, check):
     arrays = arguments(rng, {}, 4, 7, 3)
     data, whole = PartitionSpec("data"), PartitionSpec()
     sharded = jax.shard_map(
@@ -435,7 +435,7 @@ U = np.zeros((2, 5, 3))
         (TypeError, "sru: u has dtype int32", {"u": U.astype("i")}),
     ],
 )
-def test_errors(error, text, changes):
+def test_s08_errors(error, text, changes):
     with pytest.raises(error, match=text):
         srj.sru(**{"u": U, "f": U, "r": U} | changes)
 

@@ -1,5 +1,6 @@
 """What the README shows, runs."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -71,6 +72,23 @@ def test_files_that_the_readme_names_exist():
     patterns = re.findall(r"`(tests/[\w/.*]+)`|\]\((\w[\w./]*)\)", README)
     for pattern in filter(None, (name for pair in patterns for name in pair)):
         assert list(ROOT.glob(pattern)), pattern
+
+
+def test_names_in_the_readme_exist():
+    names = set(re.findall(r"\b(scanrnn(?:\.[A-Za-z_]\w*)+)\b(?!\*)", README))
+    assert {"scanrnn.scan", "scanrnn.torch.LSTM", "scanrnn.examples.adding"} <= names
+    for name in names - {"scanrnn.hpp"}:
+        module, *rest = name.split(".")
+        for framework in ("torch", "jax"):
+            if rest[0] == framework:
+                pytest.importorskip(framework)
+        value = importlib.import_module(module)
+        for part in rest:
+            module += f".{part}"
+            if not hasattr(value, part) and importlib.util.find_spec(module):
+                value = importlib.import_module(module)
+            else:
+                value = getattr(value, part)
 
 
 def test_commands_in_the_readme_exist():

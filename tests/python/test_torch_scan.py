@@ -695,7 +695,10 @@ def test_s07_any_strides(D):
         ({"axis": 3}, "axis is 3, expected -3 to 2"),
         ({"padding_side": "top"}, "padding_side is 'top', expected 'right' or 'left'"),
         ({"cu_seqlens": [0, 5]}, "the batch size is 4, expected 1 with cu_seqlens"),
-        ({"cu_seqlens": [0, 5], "lengths": [1, 1, 1, 1]}, "cu_seqlens and lengths are exclusive"),
+        (
+            {"cu_seqlens": [0, 5], "lengths": [1, 1, 1, 1]},
+            "cu_seqlens and lengths were both given, expected at most one",
+        ),
     ],
 )
 def test_s08_wrong_arguments(change, message):

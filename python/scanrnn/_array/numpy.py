@@ -70,7 +70,10 @@ class NumPy:
         except (TypeError, BufferError):
             descriptor = self.describe_fields(fn, name, array)
         if descriptor[0] % ALIGNMENTS[descriptor[1]]:
-            raise ValueError(f"{fn}: {name} is not aligned to its itemsize {array.itemsize}")
+            raise ValueError(
+                f"{fn}: {name} is not aligned, expected an address that is a multiple of "
+                f"{ALIGNMENTS[descriptor[1]]}"
+            )
         return descriptor
 
     def describe_fields(self, fn: str, name: str, array: Any) -> Descriptor:

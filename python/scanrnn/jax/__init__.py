@@ -49,9 +49,8 @@ def _register_handlers() -> None:
 _register_handlers()
 
 from .._solve_report import SolveReport  # noqa: E402
-from ..cells import SequenceOptions  # noqa: E402
+from ..cells import SequenceOptions, SolveOptions  # noqa: E402
 from . import weights  # noqa: E402
-from ._arguments import SolveOptions  # noqa: E402
 from ._cells import (  # noqa: E402
     gilr,
     gilr_step,

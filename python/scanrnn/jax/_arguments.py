@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, get_args
 
-from ..cells import SequenceOptions, SruActivation
+from ..cells import SruActivation
 from ._fused import activation_number
 
 #: Arguments of `run`: the public function's name, the cell's in the core's table, its inputs in the
@@ -13,15 +13,6 @@ CellCall: TypeAlias = tuple[str, str, dict[str, Any], tuple[str, Any], tuple[flo
 
 #: Arguments of `solve`: likewise, with all states before the first step by their public names.
 SolveCall: TypeAlias = tuple[str, str, dict[str, Any], dict[str, Any], tuple[float, ...]]
-
-
-class SolveOptions(SequenceOptions, total=False):
-    """Where the sequences are, and how a nonlinear recurrence is solved: see `diagonal_gru`."""
-
-    tolerance: float | None
-    max_passes: int
-    segment: int | None
-
 
 _FORGET, _UPDATE = 0.0, 1.0  # what the first input of gilr gates
 

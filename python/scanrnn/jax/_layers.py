@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from ..cells import Activation, SequenceOptions, SruActivation
+from .. import _docs
+from ..cells import Activation, SequenceOptions, SolveOptions, SruActivation
 from ._arguments import (
-    SolveOptions,
     diagonal_gru_call,
     diagonal_lstm_call,
     gilr_call,
@@ -31,6 +31,14 @@ from ._fused import run
 from ._lru import input_scale, run_lru
 from ._scan import previous_states, scan
 from ._solve import results, run_sru, solve
+
+_init_documented = _docs.documented_layer(
+    _docs.JAX_INIT, errors={"ValueError": "a size is below 1."}
+)
+_layer_documented, _solved_documented = (
+    _docs.documented_layer(texts, returns=_docs.JAX_LAYER_RETURNS, errors=_docs.JAX_LAYER_ERRORS)
+    for texts in (_docs.JAX_LAYER, _docs.JAX_SOLVED_LAYER)
+)
 
 #: Parameters of a layer, a pytree: "weight" (input_size, parts, hidden_size), and more for some.
 Params: TypeAlias = dict[str, Array]
@@ -133,6 +141,7 @@ def _shifted(
 # ---- SRU -----------------------------------------------------------------------------------------
 
 
+@_init_documented
 def sru_init(
     key: Array,
     input_size: int,
@@ -145,22 +154,16 @@ def sru_init(
     """Parameters of one SRU layer, as initialised in the paper (section 3.2).
 
     Args:
-        key: a JAX random key.
-        input_size: features of the input.
         hidden_size: features of the output. If it differs from input_size, the highway goes
             through a projection.
         highway_bias: first value of the reset gate's bias; negative ones favour the highway, as
             deep stacks need.
         recurrent: whether the gates see the state: v_f and v_r of `sru`.
-        dtype: of the parameters.
 
     Returns:
         The parameters: weights uniform with variance 1 / input_size, the forget gate's bias 0.
         Recurrent weights are uniform with variance 1/2, and the gates' weights then have half of
         their variance too, as in the SRU package.
-
-    Raises:
-        ValueError: a size is below 1.
     """
     parts = 3 if input_size == hidden_size else 4
     params = SruParams(
@@ -175,6 +178,7 @@ def sru_init(
     return params
 
 
+@_layer_documented
 def sru_layer(
     params: SruParams,
     x: ArrayLike,
@@ -191,11 +195,8 @@ def sru_layer(
     to one step, with each piece's state passed on to the next.
 
     Args:
-        params: from `sru_init`.
-        x: (..., T, input_size) in the parameters' dtype.
         h0: (..., hidden_size), the state c before the first step; None means zeros.
             (N, hidden_size) with cu_seqlens.
-        activation: as in `sru`.
         return_report: with recurrent weights only: return a report too, as in `diagonal_gru`.
         options: axis, reverse, cu_seqlens, lengths, reset and padding_side, as in
             `scanrnn.jax.scan`. The axis of the features is the last. With recurrent weights also
@@ -204,10 +205,6 @@ def sru_layer(
     Returns:
         (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
         shape and the accumulation dtype; with return_report also the report.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
 
     Example:
         >>> import jax
@@ -230,6 +227,7 @@ def sru_layer(
 # ---- GILR and HGRN -------------------------------------------------------------------------------
 
 
+@_init_documented
 def gilr_init(
     key: Array,
     input_size: int,
@@ -240,23 +238,14 @@ def gilr_init(
 ) -> Params:
     """Parameters of one GILR layer.
 
-    Args:
-        key: a JAX random key.
-        input_size: features of the input.
-        hidden_size: features of the output.
-        bias: whether there is a bias.
-        dtype: of the parameters.
-
     Returns:
         "weight" (input_size, 2, hidden_size) for the forget gate and the impulse, uniform with
         variance 1 / input_size; "bias" (2, hidden_size), zeros.
-
-    Raises:
-        ValueError: a size is below 1.
     """
     return _init("gilr_init", key, input_size, hidden_size, 2, bias, dtype)
 
 
+@_layer_documented
 def gilr_layer(
     params: Params,
     x: ArrayLike,
@@ -265,28 +254,13 @@ def gilr_layer(
     activation: Activation = "tanh",
     **options: Unpack[SequenceOptions],
 ) -> tuple[Array, Array]:
-    """One GILR layer: the matrix product, and `gilr`. See `sru_layer` for how to combine layers.
-
-    Args:
-        params: from `gilr_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `gilr`.
-        activation: as in `gilr`.
-        options: as in `sru_layer`.
-
-    Returns:
-        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
-        shape and the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One GILR layer: the matrix product, and `gilr`. See `sru_layer` for how to combine layers."""
     fn = "gilr_layer"
     f, z = _project(fn, params, x, options)
     return run(*gilr_call(fn, f, z, h0, activation), **options)
 
 
+@_init_documented
 def hgrn_init(
     key: Array,
     input_size: int,
@@ -297,20 +271,10 @@ def hgrn_init(
 ) -> Params:
     """Parameters of one HGRN layer.
 
-    Args:
-        key: a JAX random key.
-        input_size: features of the input.
-        hidden_size: features of the output.
-        bias: whether there is a bias.
-        dtype: of the parameters.
-
     Returns:
         "weight" (input_size, 2, hidden_size) for the forget gate and the input, uniform with
         variance 1 / input_size; "bias" (2, hidden_size), zeros. The lower bounds of the gates
         belong to all layers together: see `hgrn_bounds`.
-
-    Raises:
-        ValueError: a size is below 1.
     """
     return _init("hgrn_init", key, input_size, hidden_size, 2, bias, dtype)
 
@@ -339,6 +303,7 @@ def hgrn_bounds(logits: ArrayLike) -> Array:
     return sums - sums[:1]
 
 
+@_layer_documented
 def hgrn_layer(
     params: Params,
     x: ArrayLike,
@@ -354,20 +319,7 @@ def hgrn_layer(
     for how to combine layers.
 
     Args:
-        params: from `hgrn_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `hgrn`.
         bound: (hidden_size,), this layer's row of `hgrn_bounds`; None means zeros.
-        activation: as in `hgrn`.
-        options: as in `sru_layer`.
-
-    Returns:
-        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
-        shape and the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
     """
     fn = "hgrn_layer"
     f, z = _project(fn, params, x, options)
@@ -377,6 +329,7 @@ def hgrn_layer(
 # ---- minGRU and minLSTM --------------------------------------------------------------------------
 
 
+@_init_documented
 def min_gru_init(
     key: Array,
     input_size: int,
@@ -387,23 +340,14 @@ def min_gru_init(
 ) -> Params:
     """Parameters of one minGRU layer.
 
-    Args:
-        key: a JAX random key.
-        input_size: features of the input.
-        hidden_size: features of the output.
-        bias: whether there is a bias.
-        dtype: of the parameters.
-
     Returns:
         "weight" (input_size, 2, hidden_size) for the update gate and the candidate, uniform with
         variance 1 / input_size; "bias" (2, hidden_size), zeros.
-
-    Raises:
-        ValueError: a size is below 1.
     """
     return _init("min_gru_init", key, input_size, hidden_size, 2, bias, dtype)
 
 
+@_layer_documented
 def min_gru_layer(
     params: Params,
     x: ArrayLike,
@@ -412,28 +356,13 @@ def min_gru_layer(
     activation: Activation = "identity",
     **options: Unpack[SequenceOptions],
 ) -> tuple[Array, Array]:
-    """One minGRU layer: the matrix product, and `min_gru`. See `sru_layer` for combining layers.
-
-    Args:
-        params: from `min_gru_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `min_gru`.
-        activation: as in `min_gru`.
-        options: as in `sru_layer`.
-
-    Returns:
-        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
-        shape and the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One minGRU layer: the matrix product, and `min_gru`. See `sru_layer` for combining layers."""
     fn = "min_gru_layer"
     z, v = _project(fn, params, x, options)
     return run(*min_gru_call(fn, z, v, h0, activation), **options)
 
 
+@_init_documented
 def min_lstm_init(
     key: Array,
     input_size: int,
@@ -444,23 +373,14 @@ def min_lstm_init(
 ) -> Params:
     """Parameters of one minLSTM layer.
 
-    Args:
-        key: a JAX random key.
-        input_size: features of the input.
-        hidden_size: features of the output.
-        bias: whether there is a bias.
-        dtype: of the parameters.
-
     Returns:
         "weight" (input_size, 3, hidden_size) for the forget gate, the input gate and the candidate,
         uniform with variance 1 / input_size; "bias" (3, hidden_size), zeros.
-
-    Raises:
-        ValueError: a size is below 1.
     """
     return _init("min_lstm_init", key, input_size, hidden_size, 3, bias, dtype)
 
 
+@_layer_documented
 def min_lstm_layer(
     params: Params,
     x: ArrayLike,
@@ -469,22 +389,9 @@ def min_lstm_layer(
     activation: Activation = "identity",
     **options: Unpack[SequenceOptions],
 ) -> tuple[Array, Array]:
-    """One minLSTM layer: the matrix product, and `min_lstm`. See `sru_layer` for combining layers.
+    """One minLSTM layer: the matrix product, and `min_lstm`.
 
-    Args:
-        params: from `min_lstm_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `min_lstm`.
-        activation: as in `min_lstm`.
-        options: as in `sru_layer`.
-
-    Returns:
-        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
-        shape and the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
+    See `sru_layer` for how to combine layers.
     """
     fn = "min_lstm_layer"
     f, i, v = _project(fn, params, x, options)
@@ -497,6 +404,7 @@ def min_lstm_layer(
 _POOLING = {"f": 2, "fo": 3, "ifo": 4}
 
 
+@_init_documented
 def qrnn_init(
     key: Array,
     input_size: int,
@@ -510,13 +418,8 @@ def qrnn_init(
     """Parameters of one QRNN layer.
 
     Args:
-        key: a JAX random key.
-        input_size: features of the input.
-        hidden_size: features of the output.
         window: steps that the convolution sees: the current one, or also the one before.
         pooling: which gates there are.
-        bias: whether there is a bias.
-        dtype: of the parameters.
 
     Returns:
         "weight" (window, input_size, 2 to 4, hidden_size): entry 0 is for the current step and
@@ -540,6 +443,7 @@ def qrnn_init(
     return params
 
 
+@_layer_documented
 def qrnn_layer(
     params: Params,
     x: ArrayLike,
@@ -557,15 +461,10 @@ def qrnn_layer(
     sequences in pieces: here the state is the pair of c and, with a window of 2, the last input.
 
     Args:
-        params: from `qrnn_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        c0: (..., hidden_size), as in `qrnn`.
         x0: (..., input_size), the input before the first step, for a window of 2; None means zeros.
             (N, input_size) with cu_seqlens. Where reset is set, the step sees no input before it.
-        activation: as in `qrnn`.
         zoneout: probability, a Python number, that a step leaves a channel's state as it was.
         key: a JAX random key for zoneout; None, as in evaluation, means that there is none.
-        options: as in `sru_layer`.
 
     Returns:
         (h, (cT, xT)): the outputs (..., T, hidden_size); the states after the last steps, in c0's
@@ -601,6 +500,7 @@ def qrnn_layer(
 # ---- GILR-LSTM -----------------------------------------------------------------------------------
 
 
+@_init_documented
 def gilr_lstm_init(
     key: Array,
     input_size: int,
@@ -612,11 +512,7 @@ def gilr_lstm_init(
     """Parameters of one GILR-LSTM layer.
 
     Args:
-        key: a JAX random key.
-        input_size: features of the input.
         hidden_size: features of the output, and of each part of the state.
-        bias: whether there are biases.
-        dtype: of the parameters.
 
     Returns:
         "surrogate" (input_size, 2, hidden_size) for the forget gate and the impulse of the
@@ -624,9 +520,6 @@ def gilr_lstm_init(
         hidden_size) for the LSTM's candidate, forget, output and input gate, of the input and of
         the surrogate; all uniform with variance 1 / (their first size). "surrogate_bias" and
         "bias" likewise without the first axis, zeros.
-
-    Raises:
-        ValueError: a size is below 1.
     """
     fn = "gilr_lstm_init"
     keys = jax.random.split(key, 3)
@@ -638,6 +531,7 @@ def gilr_lstm_init(
     return params
 
 
+@_layer_documented
 def gilr_lstm_layer(
     params: Params,
     x: ArrayLike,
@@ -657,20 +551,13 @@ def gilr_lstm_layer(
     sequences in pieces: here the state is the pair of s and c.
 
     Args:
-        params: from `gilr_lstm_init`.
-        x: (..., T, input_size) in the parameters' dtype.
         s0: (..., hidden_size), the surrogate before the first step; None means zeros.
             (N, hidden_size) with cu_seqlens.
         c0: likewise, the LSTM's state.
-        options: as in `sru_layer`.
 
     Returns:
         (h, (sT, cT)): the outputs (..., T, hidden_size), and the states after the last steps in
         s0's shape and the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
     """
     fn = "gilr_lstm_layer"
     x, weight = _check_input(fn, x, params["weight"], options)
@@ -690,6 +577,7 @@ def gilr_lstm_layer(
 # ---- RG-LRU --------------------------------------------------------------------------------------
 
 
+@_init_documented
 def rg_lru_init(
     key: Array,
     input_size: int,
@@ -704,15 +592,11 @@ def rg_lru_init(
     """Parameters of one RG-LRU layer, as initialised in Griffin (section 2.4).
 
     Args:
-        key: a JAX random key.
-        input_size: features of the input.
         hidden_size: features of the output. If it differs from input_size, the input goes through a
             projection.
         min_decay: smallest value of a where the recurrence gate is open.
         max_decay: the largest one.
         c: as in `rg_lru`.
-        bias: whether there is a bias.
-        dtype: of the parameters.
 
     Returns:
         "weight" (input_size, 2 or 3, hidden_size) for the recurrence gate, the input gate and, if
@@ -737,6 +621,7 @@ def rg_lru_init(
     return params
 
 
+@_layer_documented
 def rg_lru_layer(
     params: Params,
     x: ArrayLike,
@@ -749,22 +634,9 @@ def rg_lru_layer(
     """One RG-LRU layer: the matrix product, and `rg_lru`. See `sru_layer` for combining layers.
 
     Args:
-        params: from `rg_lru_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `rg_lru`.
-        c: as in `rg_lru`.
         scale_start: whether a step without a state before it (the first one where h0 is None, and
             one with `reset`) has its input scaled by sqrt(1 - a^2) too. The paper scales it,
             RecurrentGemma's code does not.
-        options: as in `sru_layer`.
-
-    Returns:
-        (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
-        shape and the accumulation dtype.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
     """
     fn = "rg_lru_layer"
     x, weight = _check_input(fn, x, params["weight"], options)
@@ -818,6 +690,7 @@ def _real_output(params: Mapping[str, Any], h: Array, x: Array) -> Array:
     return y + (x * skip if skip.ndim == 1 else jnp.tensordot(x, skip, 1))
 
 
+@_init_documented
 def lru_init(
     key: Array,
     input_size: int,
@@ -832,10 +705,7 @@ def lru_init(
     """Parameters of one LRU layer, as initialised in the paper (section 3.4).
 
     Args:
-        key: a JAX random key.
-        input_size: features of the input.
         hidden_size: complex numbers in the state.
-        output_size: features of the output; None means input_size.
         min_radius: smallest |lambda|.
         max_radius: largest |lambda|.
         max_phase: largest phase of lambda, in radians.
@@ -876,6 +746,7 @@ def lru_init(
     }
 
 
+@_layer_documented
 def lru_layer(
     params: Params,
     x: ArrayLike,
@@ -888,19 +759,9 @@ def lru_layer(
     paper puts around it (norm, MLP or gate, residual connection) is the caller's. See `sru_layer`
     for how to combine layers.
 
-    Args:
-        params: from `lru_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `lru`.
-        options: as in `sru_layer`.
-
     Returns:
         (y, hT): the outputs (..., T, output_size), and the states after the last steps, complex in
         h0's shape.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
     """
     fn = "lru_layer"
     x, u = _complex_input(fn, params, x, options)
@@ -912,6 +773,7 @@ def lru_layer(
 # ---- S5 ------------------------------------------------------------------------------------------
 
 
+@_init_documented
 def s5_init(
     key: Array,
     input_size: int,
@@ -925,10 +787,7 @@ def s5_init(
     """Parameters of one S5 layer.
 
     Args:
-        key: a JAX random key.
-        input_size: features of the input.
         hidden_size: complex numbers in the state.
-        output_size: features of the output; None means input_size.
         min_step: smallest time step.
         max_step: the largest one.
         dtype: of the parameters, float32 or float64.
@@ -960,6 +819,7 @@ def s5_init(
     }
 
 
+@_layer_documented
 def s5_layer(
     params: Params,
     x: ArrayLike,
@@ -977,19 +837,12 @@ def s5_layer(
     (norm, gate, residual connection) is the caller's. See `sru_layer` for how to combine layers.
 
     Args:
-        params: from `s5_init`.
-        x: (..., T, input_size) in the parameters' dtype.
         h0: (..., hidden_size), complex, the states before the first step; None means zeros.
             (N, hidden_size) with cu_seqlens.
-        options: as in `sru_layer`.
 
     Returns:
         (y, hT): the outputs (..., T, output_size), and the states after the last steps, complex in
         h0's shape.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
     """
     fn = "s5_layer"
     x, u = _complex_input(fn, params, x, options)
@@ -1006,6 +859,7 @@ def s5_layer(
 # ---- Diagonal GRU --------------------------------------------------------------------------------
 
 
+@_init_documented
 def diagonal_gru_init(
     key: Array,
     input_size: int,
@@ -1016,21 +870,11 @@ def diagonal_gru_init(
 ) -> Params:
     """Parameters of one layer of diagonal GRUs.
 
-    Args:
-        key: a JAX random key.
-        input_size: features of the input.
-        hidden_size: features of the output.
-        bias: whether there are biases.
-        dtype: of the parameters.
-
     Returns:
         "weight" (input_size, 3, hidden_size) for the reset gate, the update gate and the candidate,
         uniform with variance 1 / input_size; "recurrent" (3, hidden_size), likewise, uniform from
         -1 to 1: what a gate then gets from the state has the variance that torch.nn.GRU's initial
         matrices give it. "bias" (3, hidden_size) and "bias_n" (hidden_size,), zeros.
-
-    Raises:
-        ValueError: a size is below 1.
     """
     fn = "diagonal_gru_init"
     params = _recurrent_init(fn, key, input_size, hidden_size, 3, bias, dtype)
@@ -1049,6 +893,7 @@ def _recurrent_init(
     return params
 
 
+@_solved_documented
 def diagonal_gru_layer(
     params: Params,
     x: ArrayLike,
@@ -1061,20 +906,9 @@ def diagonal_gru_layer(
 
     See `sru_layer` for how to combine layers.
 
-    Args:
-        params: from `diagonal_gru_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `diagonal_gru`.
-        return_report: return a report too, as in `diagonal_gru`.
-        options: as in `sru_layer`, and tolerance, max_passes and segment, as in `diagonal_gru`.
-
     Returns:
         (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
         shape and the accumulation dtype; with return_report also the report.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
     """
     fn = "diagonal_gru_layer"
     r, z, n = _project(fn, params, x, options)
@@ -1087,6 +921,7 @@ def diagonal_gru_layer(
 # ---- Diagonal LSTM -------------------------------------------------------------------------------
 
 
+@_init_documented
 def diagonal_lstm_init(
     key: Array,
     input_size: int,
@@ -1100,13 +935,9 @@ def diagonal_lstm_init(
     """Parameters of one layer of diagonal LSTMs.
 
     Args:
-        key: a JAX random key.
-        input_size: features of the input.
         hidden_size: features of the output, and of each part of the state.
         coupled: whether the input gate is what the forget gate leaves.
         peephole: whether the gates see the cell.
-        bias: whether there is a bias.
-        dtype: of the parameters.
 
     Returns:
         "weight" (input_size, 4, hidden_size) for the input gate, the forget gate, the candidate and
@@ -1114,9 +945,6 @@ def diagonal_lstm_init(
         likewise, uniform from -1 to 1, as in `diagonal_gru_init`; "bias" (4, hidden_size), zeros;
         "peephole" (3, hidden_size), of the gates, zeros. With coupled gates all of them go without
         the input gate.
-
-    Raises:
-        ValueError: a size is below 1.
     """
     fn = "diagonal_lstm_init"
     params = _recurrent_init(fn, key, input_size, hidden_size, 4 - coupled, bias, dtype)
@@ -1125,6 +953,7 @@ def diagonal_lstm_init(
     return params
 
 
+@_solved_documented
 def diagonal_lstm_layer(
     params: Params,
     x: ArrayLike,
@@ -1139,21 +968,9 @@ def diagonal_lstm_layer(
     The parameters tell whether gates are coupled and see the cell. See `sru_layer` for how to
     combine layers, and for sequences in pieces: here the state is the pair of h and c.
 
-    Args:
-        params: from `diagonal_lstm_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `diagonal_lstm`.
-        c0: likewise.
-        return_report: return a report too, as in `diagonal_gru`.
-        options: as in `diagonal_gru_layer`.
-
     Returns:
         (h, (hT, cT)): the outputs (..., T, hidden_size), and the states after the last steps in
         h0's shape and the accumulation dtype; with return_report also the report.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
     """
     fn = "diagonal_lstm_layer"
     i, f, g, o = _with_input_gate(_project(fn, params, x, options), 4)
@@ -1172,6 +989,7 @@ def _with_input_gate(parts: list[Array], count: int) -> list[Array | None]:
 # ---- IndRNN --------------------------------------------------------------------------------------
 
 
+@_init_documented
 def indrnn_init(
     key: Array,
     input_size: int,
@@ -1184,13 +1002,8 @@ def indrnn_init(
     """Parameters of one IndRNN layer.
 
     Args:
-        key: a JAX random key.
-        input_size: features of the input.
-        hidden_size: features of the output.
         max_recurrent: largest recurrent weight. The paper (section 3.2) takes 2^(1 / T) for
             sequences of T steps, so that no state more than doubles.
-        bias: whether there is a bias.
-        dtype: of the parameters.
 
     Returns:
         "weight" (input_size, 1, hidden_size), uniform with variance 1 / input_size; "recurrent"
@@ -1208,6 +1021,7 @@ def indrnn_init(
     return params
 
 
+@_solved_documented
 def indrnn_layer(
     params: Params,
     x: ArrayLike,
@@ -1219,21 +1033,9 @@ def indrnn_layer(
 ) -> Any:
     """One IndRNN layer: the matrix product, and `indrnn`. See `sru_layer` for combining layers.
 
-    Args:
-        params: from `indrnn_init`.
-        x: (..., T, input_size) in the parameters' dtype.
-        h0: (..., hidden_size), as in `indrnn`.
-        activation: as in `indrnn`.
-        return_report: return a report too, as in `diagonal_gru`.
-        options: as in `diagonal_gru_layer`.
-
     Returns:
         (h, hT): the outputs (..., T, hidden_size), and the states after the last steps in h0's
         shape and the accumulation dtype; with return_report also the report.
-
-    Raises:
-        ValueError: a shape, an option or a value of cu_seqlens or lengths is wrong.
-        TypeError: a dtype is wrong.
     """
     fn = "indrnn_layer"
     (p,) = _project(fn, params, x, options)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from .. import _docs
 from .._array.layout import PaddingSide
 from ..cells import SequenceOptions
 from ._call import (
@@ -25,6 +26,8 @@ from ._call import (
 )
 from ._cell import Steps
 from ._scan import SCAN
+
+_documented = _docs.documented(_docs.JAX)
 
 #: What u may have, and the dtype of the parameters and of the states with it.
 _REAL_AND_COMPLEX: dict[DType, tuple[DType, DType]] = {
@@ -76,6 +79,7 @@ def lru(
     return_final: bool,
     **options: Unpack[SequenceOptions],
 ) -> Array | tuple[Array, Array]: ...
+@_documented
 def lru(
     u: ArrayLike,
     nu: ArrayLike,
@@ -91,44 +95,7 @@ def lru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """Linear recurrent unit: complex gates that are the same at every step.
-
-        lambda = exp(-exp(nu) + i * exp(theta))
-        h_t = lambda * h_{t-1} + gamma * u_t
-
-    Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", 2023, section 3.
-    |lambda| < 1 for every nu. It is `scanrnn.jax.scan` with gates that are broadcast over batch and
-    time, whose gradients are summed in the kernel; transformations work as for that, and complex
-    gradients follow JAX's convention.
-
-    Args:
-        u: inputs B x, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
-            default. complex64 or complex128, or float32 or float64.
-        nu: (D,), logarithm of the decay rate of |h|; float32 or float64 like the parts of u.
-        theta: (D,), logarithm of the phase of lambda, in nu's dtype.
-        gamma: (D,), scale of the inputs, in nu's dtype; None means sqrt(1 - |lambda|^2).
-        h0: states before the first step, u's shape without the time axis, complex like h; None
-            means zeros. (N, D) with cu_seqlens.
-        axis: the time axis, as in `scanrnn.jax.scan`, and likewise all that follow: cu_seqlens
-            (sequences packed one after the other), lengths (h is 0 beyond), reset (where set, the
-            state that enters the step is dropped) and padding_side.
-        reverse: run from the end of each sequence.
-        cu_seqlens: see axis.
-        lengths: see axis.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-
-    Returns:
-        h, with u's shape, complex64 or complex128; with return_final (h, h_T), where h_T has h0's
-        shape.
-
-    Raises:
-        ValueError: a shape, the axis or a value of cu_seqlens or lengths is wrong, as in
-            `scanrnn.jax.scan`.
-        TypeError: a dtype is wrong.
-        NotImplementedError: as in `scanrnn.jax.scan`.
-    """
+    """Linear recurrent unit: complex gates that are the same at every step."""
     h, final = run_lru(
         "lru",
         u,
@@ -146,6 +113,7 @@ def lru(
     return (h, final) if return_final else h
 
 
+@_documented
 def lru_step(
     u: ArrayLike,
     nu: ArrayLike,
@@ -153,22 +121,7 @@ def lru_step(
     gamma: ArrayLike | None = None,
     h: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
-    """One step of `lru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        u: (..., D), as in `lru` without the time axis.
-        nu: (D,), as in `lru`.
-        theta: see nu.
-        gamma: see nu.
-        h: (..., D), the state before the step; None means zeros.
-
-    Returns:
-        (h, h): the state after the step, as output and as state.
-
-    Raises:
-        ValueError: a shape is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `lru`, for decoding: what a sequence of one step gives."""
     fn = "lru_step"
     array = as_array(fn, "u", u)
     if array.ndim == 0:

@@ -12,6 +12,7 @@ direction, weight_l0_reverse. This module needs Flax: pip install 'scanrnn[flax]
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, Unpack
@@ -20,9 +21,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from ..cells import Activation, SequenceOptions, SruActivation
+from .. import _docs
+from ..cells import Activation, SequenceOptions, SolveOptions, SruActivation
 from . import _layers
-from ._arguments import SolveOptions
 from ._call import as_array
 
 try:
@@ -49,6 +50,11 @@ __all__ = [
 ]
 
 _Module: Any = nnx.Module
+_documented = functools.partial(
+    _docs.documented_layer,
+    _docs.NNX,
+    errors={"ValueError": "a size, a count or a probability is out of range."},
+)
 
 
 class _Recurrent(_Module):  # type: ignore[misc]
@@ -253,25 +259,15 @@ class _Solved(_Recurrent):
         return (y, final, reports) if return_report else (y, final)
 
 
+@_documented("sru")
 class SRU(_Solved):
     """Layers of simple recurrent units: see `scanrnn.jax.sru_layer`.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: layers, each on the one before.
-        bidirectional: whether each layer runs in both directions and concatenates the outputs.
-        activation: as in `scanrnn.jax.sru`.
         highway_bias: as in `scanrnn.jax.sru_init`.
         recurrent: as in `scanrnn.jax.sru_init`.
         tolerance: with recurrent weights, as in `scanrnn.jax.diagonal_gru`.
         max_passes: likewise.
-        dropout: probability that a value between two layers is zeroed.
-        dtype: of the parameters.
-        rngs: Flax's random streams; "params" is used.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
     """
 
     _init = staticmethod(_layers.sru_init)
@@ -310,23 +306,9 @@ class SRU(_Solved):
         self.max_passes = max_passes
 
 
+@_documented("gilr")
 class GILR(_Recurrent):
-    """Layers of gated impulse linear recurrences: see `scanrnn.jax.gilr_layer`.
-
-    Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
-        activation: as in `scanrnn.jax.gilr`.
-        bias: whether there are biases.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
-    """
+    """Layers of gated impulse linear recurrences: see `scanrnn.jax.gilr_layer`."""
 
     _init = staticmethod(_layers.gilr_init)
     _run = staticmethod(_layers.gilr_layer)
@@ -358,25 +340,12 @@ class GILR(_Recurrent):
         self.activation = activation
 
 
+@_documented("hgrn")
 class HGRN(_Recurrent):
     """The token mixers of HGRN layers, with lower bounds that grow from layer to layer.
 
     See `scanrnn.jax.hgrn_layer` and `scanrnn.jax.hgrn_bounds`, whose logits are the parameter
     `bounds`, (num_layers, hidden_size), 0 at first.
-
-    Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
-        activation: as in `scanrnn.jax.hgrn`.
-        bias: whether there are biases.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
     """
 
     _init = staticmethod(_layers.hgrn_init)
@@ -423,23 +392,9 @@ class HGRN(_Recurrent):
         return self._run(params, x, state, bound=bound, activation=activation, **options)
 
 
+@_documented("min_gru")
 class MinGRU(_Recurrent):
-    """Layers of minimal GRUs: see `scanrnn.jax.min_gru_layer`.
-
-    Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
-        activation: as in `scanrnn.jax.min_gru`.
-        bias: whether there are biases.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
-    """
+    """Layers of minimal GRUs: see `scanrnn.jax.min_gru_layer`."""
 
     _init = staticmethod(_layers.min_gru_init)
     _run = staticmethod(_layers.min_gru_layer)
@@ -471,23 +426,9 @@ class MinGRU(_Recurrent):
         self.activation = activation
 
 
+@_documented("min_lstm")
 class MinLSTM(_Recurrent):
-    """Layers of minimal LSTMs: see `scanrnn.jax.min_lstm_layer`.
-
-    Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
-        activation: as in `scanrnn.jax.min_lstm`.
-        bias: whether there are biases.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
-    """
+    """Layers of minimal LSTMs: see `scanrnn.jax.min_lstm_layer`."""
 
     _init = staticmethod(_layers.min_lstm_init)
     _run = staticmethod(_layers.min_lstm_layer)
@@ -519,24 +460,16 @@ class MinLSTM(_Recurrent):
         self.activation = activation
 
 
+@_documented("qrnn")
 class QRNN(_Recurrent):
     """Layers of quasi-recurrent networks: see `scanrnn.jax.qrnn_layer`.
 
     The state of a layer is a pair: c, and with a window of 2 the last input, else None.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
         window: as in `scanrnn.jax.qrnn_init`.
         pooling: as in `scanrnn.jax.qrnn_init`.
-        activation: as in `scanrnn.jax.qrnn`.
         zoneout: as in `scanrnn.jax.qrnn_layer`.
-        bias: whether there are biases.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
 
     Raises:
         ValueError: a size, a count, a probability or an option is wrong.
@@ -592,21 +525,14 @@ class QRNN(_Recurrent):
         return self._run(params, x, *(state or (None, None)), **options)
 
 
+@_documented("rg_lru")
 class RGLRU(_Recurrent):
     """Layers of real-gated linear recurrent units: see `scanrnn.jax.rg_lru_layer`.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
         min_decay: as in `scanrnn.jax.rg_lru_init`.
         max_decay: as in `scanrnn.jax.rg_lru_init`.
         c: as in `scanrnn.jax.rg_lru`.
-        bias: whether there are biases.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
 
     Raises:
         ValueError: a size, a count, a probability or a decay is out of range.
@@ -648,20 +574,17 @@ class RGLRU(_Recurrent):
         self.c = c
 
 
+@_documented("lru")
 class LRU(_Recurrent):
     """Layers of linear recurrent units, with complex states: see `scanrnn.jax.lru_layer`.
 
     Args:
         input_size: features of the input, and of the output of each direction.
         hidden_size: complex numbers in the state of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
         min_radius: as in `scanrnn.jax.lru_init`.
         max_radius: as in `scanrnn.jax.lru_init`.
         max_phase: as in `scanrnn.jax.lru_init`.
-        dropout: as in `SRU`.
         dtype: of the parameters, float32 or float64.
-        rngs: as in `SRU`.
 
     Raises:
         ValueError: a size, a count, a probability or a radius is out of range.
@@ -701,22 +624,9 @@ class LRU(_Recurrent):
         )
 
 
+@_documented("gilr_lstm")
 class GILRLSTM(_Recurrent):
-    """Layers of GILR-LSTM: see `scanrnn.jax.gilr_lstm_layer`. The state of a layer is a pair.
-
-    Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
-        bias: whether there are biases.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
-    """
+    """Layers of GILR-LSTM: see `scanrnn.jax.gilr_lstm_layer`. The state of a layer is a pair."""
 
     _init = staticmethod(_layers.gilr_lstm_init)
     _run = staticmethod(_layers.gilr_lstm_layer)
@@ -757,19 +667,16 @@ class GILRLSTM(_Recurrent):
         return self._run(params, x, *(state or (None, None)), **options)
 
 
+@_documented("s5")
 class S5(_Recurrent):
     """Layers of S5 in diagonal form, with complex states: see `scanrnn.jax.s5_layer`.
 
     Args:
         input_size: features of the input, and of the output of each direction.
         hidden_size: complex numbers in the state of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
         min_step: as in `scanrnn.jax.s5_init`.
         max_step: as in `scanrnn.jax.s5_init`.
-        dropout: as in `SRU`.
         dtype: of the parameters, float32 or float64.
-        rngs: as in `SRU`.
 
     Raises:
         ValueError: a size, a count, a probability or a step is out of range.
@@ -807,24 +714,9 @@ class S5(_Recurrent):
         )
 
 
+@_documented("diagonal_gru")
 class DiagonalGRU(_Solved):
-    """Layers of diagonal GRUs: see `scanrnn.jax.diagonal_gru_layer`.
-
-    Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
-        bias: whether there are biases.
-        tolerance: as in `scanrnn.jax.diagonal_gru`.
-        max_passes: as in `scanrnn.jax.diagonal_gru`.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
-    """
+    """Layers of diagonal GRUs: see `scanrnn.jax.diagonal_gru_layer`."""
 
     _init = staticmethod(_layers.diagonal_gru_init)
     _run = staticmethod(_layers.diagonal_gru_layer)
@@ -859,27 +751,15 @@ class DiagonalGRU(_Solved):
         self.max_passes = max_passes
 
 
+@_documented("diagonal_lstm")
 class DiagonalLSTM(_Solved):
     """Layers of diagonal LSTMs: see `scanrnn.jax.diagonal_lstm_layer`.
 
     The state of a layer is the pair of h and c.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
         coupled: as in `scanrnn.jax.diagonal_lstm_init`.
         peephole: as in `scanrnn.jax.diagonal_lstm_init`.
-        bias: whether there are biases.
-        tolerance: as in `scanrnn.jax.diagonal_gru`.
-        max_passes: as in `scanrnn.jax.diagonal_gru`.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
     """
 
     _init = staticmethod(_layers.diagonal_lstm_init)
@@ -919,25 +799,12 @@ class DiagonalLSTM(_Solved):
         self.max_passes = max_passes
 
 
+@_documented("indrnn")
 class IndRNN(_Solved):
     """Layers of independently recurrent networks: see `scanrnn.jax.indrnn_layer`.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the output of each direction.
-        num_layers: as in `SRU`.
-        bidirectional: as in `SRU`.
-        activation: as in `scanrnn.jax.indrnn`.
         max_recurrent: as in `scanrnn.jax.indrnn_init`.
-        bias: whether there are biases.
-        tolerance: as in `scanrnn.jax.diagonal_gru`.
-        max_passes: as in `scanrnn.jax.diagonal_gru`.
-        dropout: as in `SRU`.
-        dtype: of the parameters.
-        rngs: as in `SRU`.
-
-    Raises:
-        ValueError: a size, a count or a probability is out of range.
     """
 
     _init = staticmethod(_layers.indrnn_init)

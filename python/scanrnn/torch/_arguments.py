@@ -126,7 +126,9 @@ class Layout:
                 f"{self.fn}: padding_side is {padding_side!r}, expected 'right' or 'left'"
             )
         if cu_seqlens is not None and lengths is not None:
-            raise ValueError(f"{self.fn}: cu_seqlens and lengths are exclusive")
+            raise ValueError(
+                f"{self.fn}: cu_seqlens and lengths were both given, expected at most one"
+            )
         if cu_seqlens is lengths is reset is None:
             return None, None, None, bool(reverse), padding_side == "left"
         shape = [n for i, n in enumerate(self.x.shape) if i != self.axis][:-1]

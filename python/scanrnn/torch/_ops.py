@@ -68,7 +68,8 @@ class _Codes(dict[torch.dtype, int]):
     """The core's dtype codes."""
 
     def __missing__(self, dtype: torch.dtype) -> int:
-        raise TypeError(f"scanrnn: dtype {dtype} is not supported")
+        expected = ", ".join(map(name_of, self))
+        raise TypeError(f"scanrnn: a tensor has dtype {name_of(dtype)}, expected one of {expected}")
 
 
 _CODES = _Codes((dtype, code) for code, dtype in enumerate(ACCUMULATION))
@@ -128,7 +129,7 @@ def check_sequences(
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"{fn}: cu_seqlens has shape {tuple(cu_seqlens.shape)}, expected (N + 1,)")
     if lengths is not None:
-        raise ValueError(f"{fn}: cu_seqlens and lengths are exclusive")
+        raise ValueError(f"{fn}: cu_seqlens and lengths were both given, expected at most one")
     if batch[-1] != 1:
         raise ValueError(f"{fn}: the batch size is {batch[-1]}, expected 1 with cu_seqlens")
     return cu_seqlens.shape[0] - 1

@@ -299,10 +299,10 @@ class Recurrent(nn.Module, Generic[StateT]):
         if not isinstance(input, PackedSequence):
             y, finals = self._run(input, states, lengths, reset, cu_seqlens, padding_side)
             return y, self._whole(finals)
-        if not (lengths is reset is cu_seqlens is None):
-            raise ValueError(
-                f"{fn}: lengths, reset or cu_seqlens was given beside a PackedSequence"
-            )
+        sequences = {"lengths": lengths, "reset": reset, "cu_seqlens": cu_seqlens}
+        for name, value in sequences.items():
+            if value is not None:
+                raise ValueError(f"{fn}: {name} was given beside a PackedSequence, expected None")
         order, back, offsets = (
             to_device_of(fn, "input.batch_sizes", t, input.data)
             for t in _sequence_major(input.batch_sizes)
@@ -341,7 +341,8 @@ class Recurrent(nn.Module, Generic[StateT]):
         """
         if self.bidirectional:
             raise ValueError(
-                f"{self._fn}: a bidirectional layer has no step, it needs the whole sequence"
+                f"{self._fn}: a bidirectional layer has no step, expected one direction: the "
+                "second needs the whole sequence"
             )
         if input.ndim not in (1, 2):
             raise ValueError(f"{self._fn}: input of step has {input.ndim} axes, expected 1 or 2")

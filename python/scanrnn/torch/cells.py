@@ -35,9 +35,9 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
+from scanrnn import _docs
 from scanrnn._array.layout import PaddingSide
-from scanrnn._nonlinear import SolveOptions
-from scanrnn.cells import Activation, SequenceOptions, SruActivation
+from scanrnn.cells import Activation, SequenceOptions, SolveOptions, SruActivation
 
 from . import _cells
 from ._arguments import (
@@ -71,6 +71,7 @@ __all__ = [
     "sru_step",
 ]
 
+_documented = _docs.documented(_docs.TORCH)
 
 #: What u of the LRU may be, and the dtypes of real and of complex numbers that go with it.
 _LRU_DTYPES = {
@@ -219,6 +220,7 @@ def sru(
     return_report: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def sru(
     u: Tensor,
     f: Tensor,
@@ -243,50 +245,7 @@ def sru(
     return_final: bool = False,
     return_report: bool = False,
 ) -> Any:
-    """Simple recurrent unit.
-
-        f'_t = sigmoid(f_t + v_f * c_{t-1} + bias_f),  r'_t = sigmoid(r_t + v_r * c_{t-1} + bias_r)
-        c_t = f'_t * c_{t-1} + (1 - f'_t) * u_t
-        y_t = r'_t * g(c_t) + (1 - r'_t) * skip_t
-
-    Lei et al., "Simple Recurrent Units for Highly Parallelizable Recurrence", 2018. Without v_f and
-    v_r the recurrence is linear in c. With them it is solved, as `scanrnn.torch.diagonal` says.
-
-    Args:
-        u: candidates W x, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
-            default. float16, bfloat16, float32 or float64, with any strides; all inputs share shape
-            and dtype.
-        f: forget gates before bias and sigmoid.
-        r: reset (highway) gates before bias and sigmoid.
-        skip: highway input; None means zeros.
-        bias_f: (D,) in u's dtype or its accumulation dtype; None means zeros.
-        bias_r: likewise.
-        c0: states before the first step; None means zeros.
-        v_f: (D,) recurrent weights, in u's dtype or its accumulation dtype: both or none.
-        v_r: likewise.
-        activation: g, "identity", "tanh" or "relu".
-        axis: the time axis, as in `scan`; likewise reverse to padding_side.
-        tolerance: as in `scanrnn.torch.diagonal`, where v is given; likewise max_passes and
-            segment.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-        return_report: return a `SolveReport` too, last; only where v is given.
-
-    Returns:
-        y, and with return_final c_T, and with return_report the report: a tuple
-        if there are several.
-
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Simple recurrent unit."""
     fn, code = "sru", activation_code("sru", activation, SruActivation)
     full = {"u": u, "f": f, "r": r, "skip": skip}
     biases = {"bias_f": bias_f, "bias_r": bias_r}
@@ -329,6 +288,7 @@ def sru(
     )
 
 
+@_documented
 def sru_step(
     u: Tensor,
     f: Tensor,
@@ -342,28 +302,7 @@ def sru_step(
     v_r: Tensor | None = None,
     activation: SruActivation = "identity",
 ) -> tuple[Tensor, Tensor]:
-    """One step of `sru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        u: (..., D), as in `sru` without the time axis, and likewise all up to c.
-        f: see u.
-        r: see u.
-        skip: see u.
-        bias_f: see u.
-        bias_r: see u.
-        c: the state before the step, (..., D); None means zeros.
-        v_f: as in `sru`.
-        v_r: as in `sru`.
-        activation: as in `sru`.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `sru`, for decoding: what a sequence of one step gives."""
     y, state = sru(
         one_step(u),
         one_step(f),
@@ -410,6 +349,7 @@ def gilr(
     return_final: bool,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@_documented
 def gilr(
     f: Tensor,
     z: Tensor,
@@ -424,37 +364,7 @@ def gilr(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Gated impulse linear recurrence.
-
-        f'_t = sigmoid(f_t)
-        h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
-
-    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018. The
-    same as f-pooling of the QRNN.
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
-            all inputs share shape and dtype.
-        z: impulses before g.
-        h0: states before the first step; None means zeros.
-        activation: g, "identity", "tanh", "relu", "silu", "sigmoid" or "positive" (x + 1/2 for
-            x >= 0, sigmoid(x) below).
-        axis: the time axis, as in `scan`; likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-
-    Returns:
-        h, or (h, h_T) with return_final.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Gated impulse linear recurrence."""
     return _cell(
         "gilr",
         _cells.KINDS["gilr"],
@@ -472,6 +382,7 @@ def gilr(
     )
 
 
+@_documented
 def gilr_step(
     f: Tensor,
     z: Tensor,
@@ -479,22 +390,7 @@ def gilr_step(
     *,
     activation: Activation = "tanh",
 ) -> tuple[Tensor, Tensor]:
-    """One step of `gilr`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `gilr` without the time axis, and likewise all up to h.
-        z: see f.
-        h: the state before the step, (..., D); None means zeros.
-        activation: as in `gilr`.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `gilr`, for decoding: what a sequence of one step gives."""
     y, state = gilr(one_step(f), one_step(z), h, activation=activation, return_final=True)
     return y.squeeze(-2), state
 
@@ -532,6 +428,7 @@ def hgrn(
     return_final: bool,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@_documented
 def hgrn(
     f: Tensor,
     z: Tensor,
@@ -547,38 +444,7 @@ def hgrn(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Hierarchically gated recurrent unit: a gated recurrence with a lower bound on its gates.
-
-        f'_t = bound + (1 - bound) * sigmoid(f_t)
-        h_t = f'_t * h_{t-1} + (1 - f'_t) * g(z_t)
-
-    Qin et al., "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", 2023, in its
-    real form.
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
-            all inputs share shape and dtype.
-        z: candidates before g.
-        bound: (D,), lower bounds of the gates, from 0 to 1 (the values are not checked), in f's
-            dtype or its accumulation dtype; None means zeros.
-        h0: states before the first step; None means zeros.
-        activation: g, as in `gilr`.
-        axis: the time axis, as in `scan`; likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-
-    Returns:
-        h, or (h, h_T) with return_final.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Hierarchically gated recurrent unit: a gated recurrence with a lower bound on its gates."""
     return _cell(
         "hgrn",
         _cells.KINDS["gilr"],
@@ -596,6 +462,7 @@ def hgrn(
     )
 
 
+@_documented
 def hgrn_step(
     f: Tensor,
     z: Tensor,
@@ -604,23 +471,7 @@ def hgrn_step(
     *,
     activation: Activation = "silu",
 ) -> tuple[Tensor, Tensor]:
-    """One step of `hgrn`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `hgrn` without the time axis, and likewise all up to h.
-        z: see f.
-        bound: see f.
-        h: the state before the step, (..., D); None means zeros.
-        activation: as in `hgrn`.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `hgrn`, for decoding: what a sequence of one step gives."""
     y, state = hgrn(one_step(f), one_step(z), bound, h, activation=activation, return_final=True)
     return y.squeeze(-2), state
 
@@ -655,6 +506,7 @@ def min_gru(
     return_final: bool,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@_documented
 def min_gru(
     z: Tensor,
     v: Tensor,
@@ -669,36 +521,7 @@ def min_gru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Minimal gated recurrent unit, in plain space: states and h0 may have any sign.
-
-        z'_t = sigmoid(z_t)
-        h_t = (1 - z'_t) * h_{t-1} + z'_t * g(v_t)
-
-    Feng et al., "Were RNNs All We Needed?", 2024, section 3.1. Their log-space form has g
-    "positive", and applies g to h0 as well; here h0 is the state itself.
-
-    Args:
-        z: update gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
-            all inputs share shape and dtype.
-        v: candidates before g.
-        h0: states before the first step; None means zeros.
-        activation: g, as in `gilr`.
-        axis: the time axis, as in `scan`; likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-
-    Returns:
-        h, or (h, h_T) with return_final.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Minimal gated recurrent unit, in plain space: states and h0 may have any sign."""
     return _cell(
         "min_gru",
         _cells.KINDS["gilr"],
@@ -716,6 +539,7 @@ def min_gru(
     )
 
 
+@_documented
 def min_gru_step(
     z: Tensor,
     v: Tensor,
@@ -723,22 +547,7 @@ def min_gru_step(
     *,
     activation: Activation = "identity",
 ) -> tuple[Tensor, Tensor]:
-    """One step of `min_gru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        z: (..., D), as in `min_gru` without the time axis, and likewise all up to h.
-        v: see z.
-        h: the state before the step, (..., D); None means zeros.
-        activation: as in `min_gru`.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `min_gru`, for decoding: what a sequence of one step gives."""
     y, state = min_gru(one_step(z), one_step(v), h, activation=activation, return_final=True)
     return y.squeeze(-2), state
 
@@ -776,6 +585,7 @@ def min_lstm(
     return_final: bool,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@_documented
 def min_lstm(
     f: Tensor,
     i: Tensor,
@@ -791,37 +601,7 @@ def min_lstm(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Minimal LSTM with normalised gates, in plain space: states and h0 may have any sign.
-
-        f'_t = sigmoid(f_t) / (sigmoid(f_t) + sigmoid(i_t)),  i'_t = 1 - f'_t
-        h_t = f'_t * h_{t-1} + i'_t * g(v_t)
-
-    Feng et al., "Were RNNs All We Needed?", 2024, section 3.2. Stable for gates of any size. Their
-    log-space form has g "positive", and applies g to h0 as well; here h0 is the state itself.
-
-    Args:
-        f: forget gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
-            all inputs share shape and dtype.
-        i: input gates before the sigmoid.
-        v: candidates before g.
-        h0: states before the first step; None means zeros.
-        activation: g, as in `gilr`.
-        axis: the time axis, as in `scan`; likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-
-    Returns:
-        h, or (h, h_T) with return_final.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Minimal LSTM with normalised gates, in plain space: states and h0 may have any sign."""
     return _cell(
         "min_lstm",
         _cells.KINDS["min_lstm"],
@@ -839,6 +619,7 @@ def min_lstm(
     )
 
 
+@_documented
 def min_lstm_step(
     f: Tensor,
     i: Tensor,
@@ -847,23 +628,7 @@ def min_lstm_step(
     *,
     activation: Activation = "identity",
 ) -> tuple[Tensor, Tensor]:
-    """One step of `min_lstm`, for decoding: what a sequence of one step gives.
-
-    Args:
-        f: (..., D), as in `min_lstm` without the time axis, and likewise all up to h.
-        i: see f.
-        v: see f.
-        h: the state before the step, (..., D); None means zeros.
-        activation: as in `min_lstm`.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `min_lstm`, for decoding: what a sequence of one step gives."""
     y, state = min_lstm(
         one_step(f), one_step(i), one_step(v), h, activation=activation, return_final=True
     )
@@ -906,6 +671,7 @@ def qrnn(
     return_final: bool,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@_documented
 def qrnn(
     z: Tensor,
     f: Tensor,
@@ -922,39 +688,7 @@ def qrnn(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Pooling of the quasi-recurrent network, f, fo or ifo by which gates are given.
-
-        f'_t, o'_t, i'_t = sigmoid(f_t), sigmoid(o_t), sigmoid(i_t);  i'_t = 1 - f'_t without i
-        c_t = f'_t * c_{t-1} + i'_t * g(z_t)
-        h_t = o'_t * c_t;  h_t = c_t without o
-
-    Bradbury et al., "Quasi-Recurrent Neural Networks", 2017, equations 3-5. A channel whose f is
-    +inf keeps its state in that step (zoneout): c_t = c_{t-1} with f-pooling and fo-pooling.
-
-    Args:
-        z: candidates before g, (batch..., channel) with the time axis inserted at `axis`: (B, T, D)
-            by default. float16, bfloat16, float32 or float64, with any strides; all inputs share
-            shape and dtype.
-        f: forget gates before the sigmoid.
-        o: output gates before the sigmoid.
-        i: input gates before the sigmoid, not without o.
-        c0: states before the first step; None means zeros.
-        activation: g, as in `gilr`.
-        axis: the time axis, as in `scan`; likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-
-    Returns:
-        h, or (h, c_T) with return_final.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Pooling of the quasi-recurrent network, f, fo or ifo by which gates are given."""
     if o is None and i is not None:
         raise ValueError("qrnn: i was given without o, expected both (ifo-pooling) or neither")
     code = activation_code("qrnn", activation)
@@ -981,6 +715,7 @@ def qrnn(
     )
 
 
+@_documented
 def qrnn_step(
     z: Tensor,
     f: Tensor,
@@ -990,24 +725,7 @@ def qrnn_step(
     *,
     activation: Activation = "tanh",
 ) -> tuple[Tensor, Tensor]:
-    """One step of `qrnn`, for decoding: what a sequence of one step gives.
-
-    Args:
-        z: (..., D), as in `qrnn` without the time axis, and likewise all up to c.
-        f: see z.
-        o: see z.
-        i: see z.
-        c: the state before the step, (..., D); None means zeros.
-        activation: as in `qrnn`.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `qrnn`, for decoding: what a sequence of one step gives."""
     y, state = qrnn(
         one_step(z),
         one_step(f),
@@ -1056,6 +774,7 @@ def rg_lru(
     return_final: bool,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@_documented
 def rg_lru(
     x: Tensor,
     r: Tensor,
@@ -1072,41 +791,7 @@ def rg_lru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Real-gated linear recurrent unit of Griffin.
-
-        a_t = exp(-c * softplus(lam) * sigmoid(r_t))
-        h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * (sigmoid(i_t) * x_t)
-
-    De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language
-    Models", 2024, section 2.4, with lam = -Lambda (there a = sigmoid(Lambda)), as RecurrentGemma's
-    ``a_param``. 1 - a^2 is computed by expm1, so that it keeps its digits where a is close to 1,
-    and the derivative of its root, 1 / (2 sqrt(1 - a^2)), is taken to be 1000 where it is more, as
-    published: gradients are finite for a = 1 too.
-
-    Args:
-        x: inputs, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by default.
-            float16, bfloat16, float32 or float64, with any strides; all inputs share shape and
-            dtype.
-        r: recurrence gates before the sigmoid.
-        i: input gates before the sigmoid.
-        lam: (D,), the decay rates before softplus, in x's dtype or its accumulation dtype.
-        h0: states before the first step; None means zeros.
-        c: factor of the exponent.
-        axis: the time axis, as in `scan`; likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-
-    Returns:
-        h, or (h, h_T) with return_final.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Real-gated linear recurrent unit of Griffin."""
     require_tensor("rg_lru", "lam", lam)
     return _cell(
         "rg_lru",
@@ -1125,6 +810,7 @@ def rg_lru(
     )
 
 
+@_documented
 def rg_lru_step(
     x: Tensor,
     r: Tensor,
@@ -1134,24 +820,7 @@ def rg_lru_step(
     *,
     c: float = 8.0,
 ) -> tuple[Tensor, Tensor]:
-    """One step of `rg_lru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        x: (..., D), as in `rg_lru` without the time axis, and likewise all up to h.
-        r: see x.
-        i: see x.
-        lam: see x.
-        h: the state before the step, (..., D); None means zeros.
-        c: as in `rg_lru`.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `rg_lru`, for decoding: what a sequence of one step gives."""
     y, state = rg_lru(one_step(x), one_step(r), one_step(i), lam, h, c=c, return_final=True)
     return y.squeeze(-2), state
 
@@ -1189,6 +858,7 @@ def lru(
     return_final: bool,
     **sequences: Unpack[SequenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@_documented
 def lru(
     u: Tensor,
     nu: Tensor,
@@ -1204,38 +874,7 @@ def lru(
     padding_side: PaddingSide = "right",
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Linear recurrent unit: a complex diagonal recurrence with fixed, stable eigenvalues.
-
-        lambda = exp(-exp(nu) + i exp(theta))
-        h_t = lambda * h_{t-1} + gamma * u_t
-
-    Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", 2023, section 3.
-    |lambda| < 1 for every nu. It is `scan` with gates broadcast over batch and time: only lambda, h
-    and h0 are saved. Complex gradients follow PyTorch's convention.
-
-    Args:
-        u: inputs B x, (B, T, D) by default, complex64 or complex128, or float32 or float64.
-        nu: (D,), logarithms of the decay rates, float32 or float64 like the parts of u.
-        theta: (D,), logarithms of the phases in radians a step, in nu's dtype.
-        gamma: (D,), factor of the inputs, in nu's dtype; None means sqrt(1 - |lambda|^2). It makes
-            a scaled copy of u: where B is a weight of yours, scale its rows and pass ones.
-        h0: states before the first step, complex, u's shape without the time axis; None means
-            zeros.
-        axis: the time axis, as in `scan`; likewise all that follow.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-
-    Returns:
-        h, complex, in u's shape; or (h, h_T) with return_final.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Linear recurrent unit: a complex diagonal recurrence with fixed, stable eigenvalues."""
     fn = "lru"
     require_tensor(fn, "u", u)
     check_dtype(fn, "u", u, _LRU_DTYPES)
@@ -1275,6 +914,7 @@ def lru(
     )
 
 
+@_documented
 def lru_step(
     u: Tensor,
     nu: Tensor,
@@ -1282,22 +922,6 @@ def lru_step(
     gamma: Tensor | None = None,
     h: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One step of `lru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        u: (..., D), as in `lru` without the time axis, and likewise all up to h.
-        nu: see u.
-        theta: see u.
-        gamma: see u.
-        h: the state before the step, (..., D); None means zeros.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `lru`, for decoding: what a sequence of one step gives."""
     y, state = lru(one_step(u), nu, theta, gamma, h, return_final=True)
     return y.squeeze(-2), state

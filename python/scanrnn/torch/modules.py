@@ -20,6 +20,7 @@ order, a PackedSequence, one sequence without a batch axis), and besides `length
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from scanrnn import _docs
 from scanrnn.cells import Activation, SruActivation
 
 from ._arguments import Sequences, activation_code, state_dtype, without_padding
@@ -37,57 +39,32 @@ from ._solved import Solved
 
 __all__ = ["GILR", "GILRLSTM", "HGRN", "LRU", "QRNN", "RGLRU", "S5", "SRU", "MinGRU", "MinLSTM"]
 
+_documented = functools.partial(_docs.documented_layer, _docs.TORCH_LAYER)
+
 Highway: TypeAlias = Literal["auto", "projection", "none"]
 Pooling: TypeAlias = Literal["f", "fo", "ifo"]
 
 
+@_documented("sru", equations=True)
 class SRU(Solved[Tensor]):
     """Simple recurrent units in layers, with torch.nn.GRU's signature and conventions.
 
-    Each layer and direction computes, from its input x,
+    Here u, f and r are W x, W_f x and W_r x of the layer's input x, and skip is the highway
+    connection x'. Beside inputs, products and outputs, one state in 32 steps is saved for backward.
+    See the module for what all layers have in common, and `scanrnn.torch.sru` for the function.
 
-        f_t = sigmoid(W_f x_t + b_f),  r_t = sigmoid(W_r x_t + b_r)
-        c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t)
-        h_t = r_t * g(c_t) + (1 - r_t) * x'_t
+    v_f and v_r are there with recurrent=True, as in the paper and the SRU package's default. Then
+    `last_report` says how the recurrence was solved, and all states are saved for backward.
 
-    where x' is the highway connection (Lei et al., "Simple Recurrent Units for Highly
-    Parallelizable Recurrence", 2018, with v = 0: gates do not see c, which makes the recurrence
-    linear and parallel in time). A layer is one matrix product for all gates and directions, and
-    one fused operator that reads its output, and writes its gradient, in place. Beside inputs,
-    products and outputs, one state in 32 steps is saved for backward.
-
-    With recurrent=True, the gates see v_f * c_{t-1} and v_r * c_{t-1} inside of the sigmoid, as in
-    the paper and the SRU package's default: a nonlinear recurrence, which is solved in parallel to
-    a tolerance, as `scanrnn.torch.diagonal` says. `last_report` says how that went, and all states
-    are saved for backward.
-
-    Unlike torch.nn.GRU's, the state is not the output: hx and h_n hold c. Final states are in
-    float32 for a layer in float16 or bfloat16, and may be passed back as they are. Under autocast
-    the products and the output have the autocast dtype, the states float32.
+    Unlike torch.nn.GRU's, the state is not the output: hx and h_n hold c.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features D of the state and output of each direction.
-        num_layers: layers, each of which takes the output of the one before.
-        bias: whether the gates have biases.
-        batch_first: input and output are (B, T, features), not (T, B, features). hx and h_n are
-            not affected. Neither order is faster.
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
-        dtype: of the parameters.
-        activation: g, "identity", "tanh" or "relu".
         highway: "auto" takes the layer's input for x' if it is as wide as the layer's output, each
             direction taking its half, and a learned projection of it if not; "projection" always
             learns one; "none" leaves (1 - r_t) * x'_t out.
         highway_scale: x' is the layer's input times this (not where it is a projection). The paper
             uses sqrt(3) for an even variance from layer to layer.
-        variational: dropout keeps one mask for all steps of a sequence.
         recurrent: whether the gates see c.
-        tolerance: as in `scanrnn.torch.diagonal`, likewise max_passes and segment; only with
-            recurrent=True.
-        max_passes: see tolerance.
-        segment: see tolerance.
 
     Attributes:
         weight_ih_l[k]: (directions * G * D, input features) of layer k, direction by direction the
@@ -96,9 +73,6 @@ class SRU(Solved[Tensor]):
         bias_ih_l[k]: (directions * 2 * D), direction by direction b_f, b_r; initialised to 0.
         weight_c_l[k]: (directions * 2 * D), direction by direction v_f, v_r, only with
             recurrent=True; initialised from U(-s, s), s = sqrt(3 / 2), as in the SRU package.
-
-    Raises:
-        ValueError: an argument is out of range.
 
     Example:
         >>> import torch
@@ -170,12 +144,28 @@ class SRU(Solved[Tensor]):
         return super()._run(*args) if self.recurrent else Recurrent._run(self, *args)
 
     def projects_highway(self, features: int) -> bool:
-        """Whether x' is a learned projection, in a layer with that many input features."""
+        """Whether x' is a learned projection, in a layer with that many input features.
+
+        Args:
+            features: of the layer's input, input_size or, but for the first layer, as many as a
+                layer's output has.
+
+        Returns:
+            What the layer's `highway` and sizes make of it.
+        """
         same = features == self._directions * self.hidden_size
         return self.highway == "projection" or (self.highway == "auto" and not same)
 
     def uses_input_as_highway(self, features: int) -> bool:
-        """Whether x' is the input itself, in a layer with that many input features."""
+        """Whether x' is the input itself, in a layer with that many input features.
+
+        Args:
+            features: of the layer's input, input_size or, but for the first layer, as many as a
+                layer's output has.
+
+        Returns:
+            What the layer's `highway` and sizes make of it.
+        """
         return self.highway == "auto" and not self.projects_highway(features)
 
     def _layer(
@@ -244,65 +234,32 @@ class _Gated(Recurrent[Tensor]):
         return self._project(layer, h), (final,)
 
 
+@_documented("gilr", equations=True)
 class GILR(_Gated):
     """Gated impulse linear recurrence in layers, with torch.nn.GRU's signature and conventions.
 
-        f_t = sigmoid(W_f x_t + b_f)
-        h_t = f_t * h_{t-1} + (1 - f_t) * g(W_z x_t + b_z)
-
-    Martin & Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length", 2018. The
-    rows of ``weight_ih_l[k]`` are W_f, W_z. See the module for what all layers have in common, and
+    Here f and z are W_f x + b_f and W_z x + b_z of the layer's input x, the rows of
+    ``weight_ih_l[k]`` in this order. See the module for what all layers have in common, and
     `scanrnn.torch.gilr` for the function.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the state of each direction.
-        num_layers: layers, each of which takes the output of the one before.
-        bias: whether there are biases.
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
-        dtype: of the parameters.
         activation: g, "tanh" unless given; as in `scanrnn.torch.gilr`.
-        proj_size: features of the output of each direction, 0 for hidden_size.
-        variational: dropout keeps one mask for all steps of a sequence.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {"activation": "tanh"}
     _row = ("gilr", 2, (0,))
 
 
+@_documented("min_gru", equations=True)
 class MinGRU(_Gated):
     """Minimal gated recurrent units in layers, with torch.nn.GRU's signature and conventions.
 
-        z_t = sigmoid(W_z x_t + b_z)
-        h_t = (1 - z_t) * h_{t-1} + z_t * g(W_v x_t + b_v)
-
-    Feng et al., "Were RNNs All We Needed?", 2024, section 3.1: in plain space, so that states and
-    hx may have any sign. g is "identity" there and "positive" in their log-space form. The rows of
-    ``weight_ih_l[k]`` are W_z, W_v. See the module for what all layers have in common, and
+    Here z and v are W_z x + b_z and W_v x + b_v of the layer's input x, the rows of
+    ``weight_ih_l[k]`` in this order. See the module for what all layers have in common, and
     `scanrnn.torch.min_gru` for the function.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the state of each direction.
-        num_layers: layers, each of which takes the output of the one before.
-        bias: whether there are biases.
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
-        dtype: of the parameters.
         activation: g, "identity" unless given; as in `scanrnn.torch.gilr`.
-        proj_size: features of the output of each direction, 0 for hidden_size.
-        variational: dropout keeps one mask for all steps of a sequence.
-
-    Raises:
-        ValueError: an argument is out of range.
 
     Example:
         >>> import torch
@@ -315,48 +272,29 @@ class MinGRU(_Gated):
     _row = ("gilr", 2, (1,))
 
 
+@_documented("min_lstm", equations=True)
 class MinLSTM(_Gated):
     """Minimal LSTM with normalised gates in layers, with torch.nn.GRU's conventions.
 
-        f_t, i_t = sigmoid(W_f x_t + b_f), sigmoid(W_i x_t + b_i)
-        h_t = (f_t * h_{t-1} + i_t * g(W_v x_t + b_v)) / (f_t + i_t)
-
-    Feng et al., "Were RNNs All We Needed?", 2024, section 3.2: in plain space, so that states and
-    hx may have any sign, and stable for gates of any size. The rows of ``weight_ih_l[k]`` are W_f,
-    W_i, W_v. See the module for what all layers have in common, and `scanrnn.torch.min_lstm` for
-    the function. Its state is one tensor, as it has no cell beside its output.
+    Here f, i and v are W_f x + b_f, W_i x + b_i and W_v x + b_v of the layer's input x, the rows of
+    ``weight_ih_l[k]`` in this order. The state is one tensor, as there is no cell beside the
+    output. See the module for what all layers have in common, and `scanrnn.torch.min_lstm` for the
+    function.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the state of each direction.
-        num_layers: layers, each of which takes the output of the one before.
-        bias: whether there are biases.
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
-        dtype: of the parameters.
         activation: g, "identity" unless given; as in `scanrnn.torch.gilr`.
-        proj_size: features of the output of each direction, 0 for hidden_size.
-        variational: dropout keeps one mask for all steps of a sequence.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     _row = ("min_lstm", 3, ())
 
 
+@_documented("qrnn", equations=True)
 class QRNN(Recurrent[Any]):
     """Quasi-recurrent network in layers, with torch.nn.GRU's signature and conventions.
 
-        z_t = g(W_z x'_t + b_z);  f_t, o_t, i_t = sigmoid(W_f x'_t + b_f), ...
-        c_t = f_t * c_{t-1} + i_t * z_t;  i_t = 1 - f_t but for ifo-pooling
-        h_t = o_t * c_t;  h_t = c_t for f-pooling
-
-    where x'_t is x_t, or (x_t, x_{t-1}) for a window of 2 (Bradbury et al., "Quasi-Recurrent Neural
-    Networks", 2017). See the module for what all layers have in common, and `scanrnn.torch.qrnn`
-    for the function.
+    Here z_t, f_t, o_t and i_t are W_z x'_t + b_z and so on, where x'_t is the layer's input x_t, or
+    (x_t, x_{t-1}) for a window of 2. See the module for what all layers have in common, and
+    `scanrnn.torch.qrnn` for the function.
 
     The state is c. With a window of 2 it is a pair (c, previous), where previous has the inputs
     before the first step of all layers side by side, (directions, B, input_size + (num_layers - 1)
@@ -367,30 +305,15 @@ class QRNN(Recurrent[Any]):
     probability: c_t = c_{t-1}, with a new mask for each step. Evaluation ignores it.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features of the state of each direction.
-        num_layers: layers, each of which takes the output of the one before.
-        bias: whether there are biases.
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
-        dtype: of the parameters.
         window: width of the convolution over time, 1 or 2.
         pooling: "f", "fo" or "ifo".
         zoneout: probability of zoneout, not with ifo-pooling.
-        activation: g, as in `scanrnn.torch.gilr`.
-        proj_size: features of the output of each direction, 0 for hidden_size.
-        variational: dropout keeps one mask for all steps of a sequence.
 
     Attributes:
         weight_ih_l[k]: (directions * G * hidden_size, window * input features), direction by
             direction the rows W_f, W_z for pooling "f", W_z, W_f, W_o for "fo", and W_z, W_f, W_o,
             W_i for "ifo". The columns of a window of 2 are those of x_t, then those of x_{t-1}.
         bias_ih_l[k]: likewise, without columns.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {
@@ -504,35 +427,22 @@ class QRNN(Recurrent[Any]):
         return self._cell(kind, (products,), c0, options, numbers, blocks, directions)
 
 
+@_documented("rg_lru", equations=True)
 class RGLRU(Recurrent[Tensor]):
     """Real-gated linear recurrent units in layers, with torch.nn.GRU's conventions.
 
-        r_t = sigmoid(W_r x_t + b_r),  i_t = sigmoid(W_i x_t + b_i)
-        a_t = exp(-c * softplus(lambda) * r_t)
-        h_t = a_t * h_{t-1} + sqrt(1 - a_t^2) * (i_t * x_t)
-
-    De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient Language
-    Models", 2024, section 2.4. W_r and W_i are block-diagonal, with num_heads blocks a direction. x
-    is the layer's input if it is as wide as the layer's output, each direction taking its half, and
-    a learned projection of it if not (Griffin has a linear layer and a short convolution there).
-    See the module for what all layers have in common, and `scanrnn.torch.rg_lru` for the function.
+    Here r and i are W_r x + b_r and W_i x + b_i, where W_r and W_i are block-diagonal, with
+    num_heads blocks a direction. x is the layer's input if it is as wide as the layer's output,
+    each direction taking its half, and a learned projection of it if not (Griffin has a linear
+    layer and a short convolution there). See the module for what all layers have in common, and
+    `scanrnn.torch.rg_lru` for the function.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features D of the state of each direction.
-        num_layers: layers, each of which takes the output of the one before.
-        bias: whether there are biases.
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
-        dtype: of the parameters.
         num_heads: blocks H of the gates' matrices, a divisor of hidden_size.
         c: factor of the exponent.
         scale_start: whether a step without a state before it (the first one where hx is None, and
             one with `reset`) has its input scaled too. The paper scales it, RecurrentGemma's code
             does not.
-        variational: dropout keeps one mask for all steps of a sequence.
 
     Attributes:
         weight_ih_l[k]: (directions * D, input features), only where x is a projection; bias_ih_l[k]
@@ -542,9 +452,6 @@ class RGLRU(Recurrent[Tensor]):
         bias_gate_l[k]: (2, directions * D), b_r and b_i.
         lambda_l[k]: (directions * D,), initialised so that a_t^(1 / r_t) = exp(-c softplus(lambda))
             is from U(0.9, 0.999).
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {"num_heads": 1, "c": 8.0, "scale_start": True}
@@ -646,46 +553,28 @@ class RGLRU(Recurrent[Tensor]):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
+@_documented("hgrn", equations=True)
 class HGRN(Recurrent[Tensor]):
     """Hierarchically gated recurrent network in layers, with torch.nn.GRU's conventions.
 
-        f_t = gamma + (1 - gamma) * sigmoid(W_f x_t + b_f)
-        h_t = f_t * h_{t-1} + (1 - f_t) * g(W_z x_t + b_z)
-
-    Qin et al., "Hierarchically Gated Recurrent Neural Network for Sequence Modeling", 2023, in its
-    real form. The lower bounds gamma grow from layer to layer, so that upper layers remember for
-    longer. With an output gate, the output is norm(h_t) * silu(W_o x_t), where norm is the root
-    mean square norm over a direction's channels, with a learned scale. The rows of
-    ``weight_ih_l[k]`` are W_f, W_z. See the module for what all layers have in common, and
-    `scanrnn.torch.hgrn` for the function.
+    Here f and z are W_f x + b_f and W_z x + b_z of the layer's input x, the rows of
+    ``weight_ih_l[k]`` in this order. The lower bounds grow from layer to layer, so that upper
+    layers remember for longer. With an output gate, the output is norm(h_t) * silu(W_o x_t), where
+    norm is the root mean square norm over a direction's channels, with a learned scale. See the
+    module for what all layers have in common, and `scanrnn.torch.hgrn` for the function.
 
     Args:
-        input_size: features of the input.
-        hidden_size: features D of the state of each direction.
-        num_layers: layers, each of which takes the output of the one before.
-        bias: whether there are biases.
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
-        dtype: of the parameters.
-        lower_bounds: "learned": gamma of layer k is the sum over layers 1 to k of the softmax, over
+        lower_bounds: "learned": that of layer k is the sum over layers 1 to k of the softmax, over
             layers, of the parameter ``lower_bounds``, so that the first layer has none; or what the
             bounds are: one number from 0 to 1 a layer, or a tensor (num_layers, directions * D),
             which becomes a buffer; or None for no bounds.
         output_gate: whether there is an output gate.
         norm_eps: added to the mean square in the output gate's norm.
-        activation: g, as in `scanrnn.torch.gilr`.
-        proj_size: features of the output of each direction, 0 for hidden_size.
-        variational: dropout keeps one mask for all steps of a sequence.
 
     Attributes:
         lower_bounds: (num_layers, directions * D), initialised to 0.
         weight_gate_l[k]: (directions * D, input features), W_o, only with an output gate.
         weight_norm_l[k]: (directions * D,), the norm's scale, initialised to 1; likewise.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {
@@ -738,7 +627,11 @@ class HGRN(Recurrent[Tensor]):
                     f"or ({num_layers},)"
                 )
             if not bounds.is_meta and not ((bounds >= 0) & (bounds <= 1)).all():
-                raise ValueError(f"{self._fn}: lower_bounds has values outside of 0 to 1")
+                least, most = bounds.min().item(), bounds.max().item()
+                raise ValueError(
+                    f"{self._fn}: lower_bounds has values from {least:g} to {most:g}, expected 0 "
+                    "to 1"
+                )
             self.register_buffer("lower_bounds", bounds.expand(shape).clone())
         self._build(device, dtype)
 
@@ -780,6 +673,7 @@ class HGRN(Recurrent[Tensor]):
         return self._project(layer, h), (final,)
 
 
+@_documented()
 class GILRLSTM(Recurrent[tuple[Tensor, Tensor]]):
     """GILR-LSTM in layers: an LSTM whose gates see a linear surrogate of its state.
 
@@ -794,17 +688,7 @@ class GILRLSTM(Recurrent[tuple[Tensor, Tensor]]):
     for c. The state is the pair (s, c). See the module for what all layers have in common.
 
     Args:
-        input_size: features of the input.
         hidden_size: features D of each part of the state of each direction.
-        num_layers: layers, each of which takes the output of the one before.
-        bias: whether there are biases.
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
-        dtype: of the parameters.
-        proj_size: features of the output of each direction, 0 for hidden_size.
-        variational: dropout keeps one mask for all steps of a sequence.
 
     Attributes:
         weight_ih_l[k]: (directions * 4 * D, input features), rows W_z, W_f, W_o, W_i.
@@ -812,9 +696,6 @@ class GILRLSTM(Recurrent[tuple[Tensor, Tensor]]):
         weight_hh_l[k]: (directions * 4 * D, D), rows U_z, U_f, U_o, U_i.
         weight_gilr_l[k]: (directions * 2 * D, input features), rows V_f, V_z.
         bias_gilr_l[k]: (directions * 2 * D), likewise.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     _states = ("s", "c")
@@ -961,34 +842,25 @@ class _Diagonal(Recurrent[Tensor]):
         return y.to(products.dtype), (torch.stack(finals),)
 
 
+@_documented("lru", equations=True)
 class LRU(_Diagonal):
     """Linear recurrent units in layers, with torch.nn.GRU's signature and conventions.
 
-        lambda = exp(-exp(nu) + i exp(theta)),  gamma = exp(gamma_log)
-        h_t = lambda * h_{t-1} + gamma * (B x_t)
-        y_t = Re(C h_t) + D x_t
-
-    Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", 2023. h is complex,
-    and so are hx and h_n, (num_layers * directions, batch, state_size); x and y are real. D is
-    diagonal where the layer's input is as wide as a direction's output, and a matrix elsewhere. See
-    `scanrnn.torch.lru` for the function.
+    Here u is B x of the layer's input x, gamma is exp(gamma_log), and the output is
+    y_t = Re(C h_t) + D x_t. h is complex, and so are hx and h_n, (num_layers * directions, batch,
+    state_size); x and y are real. D is diagonal where the layer's input is as wide as a direction's
+    output, and a matrix elsewhere. See `scanrnn.torch.lru` for the function.
 
     Args:
-        input_size: features of the input.
         hidden_size: features H of the output of each direction.
         num_layers: layers, each of which takes the output of the one before. They are linear: put a
             nonlinearity between single layers for a deep network.
         bias: whether the output has a bias (the paper's has none).
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
         dtype: of the parameters, float32 or float64.
         state_size: complex channels N of the state of each direction; hidden_size unless given.
         r_min: least |lambda| at initialisation.
         r_max: largest |lambda| at initialisation; lambda is uniform on the ring between.
         max_phase: largest phase of lambda at initialisation, in radians a step.
-        variational: dropout keeps one mask for all steps of a sequence.
 
     Attributes:
         nu_l[k]: (directions * N,); theta_l[k] and gamma_log_l[k] likewise, gamma_log initialised to
@@ -1071,6 +943,7 @@ class LRU(_Diagonal):
         return lam, torch.exp(gamma_log).to(lam.dtype)
 
 
+@_documented()
 class S5(_Diagonal):
     """Diagonal state space layers (S5), with torch.nn.GRU's signature and conventions.
 
@@ -1085,19 +958,12 @@ class S5(_Diagonal):
     everything else is as in `LRU`.
 
     Args:
-        input_size: features of the input.
         hidden_size: features H of the output of each direction.
-        num_layers: layers, each of which takes the output of the one before.
         bias: whether the output has a bias.
-        batch_first: input and output are (B, T, features), not (T, B, features).
-        dropout: probability of dropout on the outputs of all layers but the last, in training.
-        bidirectional: run a second direction from the end; outputs are concatenated.
-        device: of the parameters.
         dtype: of the parameters, float32 or float64.
         state_size: complex channels N of the state of each direction; hidden_size unless given.
         dt_min: least step at initialisation.
         dt_max: largest step; log_step is uniform between their logarithms.
-        variational: dropout keeps one mask for all steps of a sequence.
 
     Attributes:
         rate_l[k]: (directions * N,); frequency_l[k] and log_step_l[k] likewise.

@@ -118,7 +118,7 @@ def load_sru_package_weights(module: SRU, state_dict: Mapping[str, Tensor]) -> N
         if module.uses_input_as_highway(sizes[k][0]):
             scales.add(layer.scale)
     if len(scales) > 1:
-        raise ValueError(f"{fn}: scale_x differs between layers: {sorted(scales)}")
+        raise ValueError(f"{fn}: scale_x differs between layers: {sorted(scales)}, expected one")
     transfer.finish()
     module.highway_scale = scales.pop() if scales else module.highway_scale
 
