@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
   extern __shared__ __align__(128) char slots[];
   __shared__ ClusterShared<P> shared;
 
-  const Team team(g);
+  const Team team(g, P::threads_log2);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int rank = rank_in_cluster();
   constexpr int kLast = kClusterBlocks - 1;
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     const Index channel0 = t.group * width;
     A enter = Constant<A>::of(0);
     if (rank == 0 && has_channel) enter = load_state<T>(g.enter, t.sequence, channel0 + lane);
-    RowLeaf<P, T> leaf(g, t, cell, slots, nullptr, channel0, rows, team);
+    RowLeaf<P, T, true> leaf(g, t, cell, slots, nullptr, channel0, rows, team);
     leaf.valid = (1u << P::leaf) - 1;
     leaf.channels = W;
     if constexpr (kBackward) {
