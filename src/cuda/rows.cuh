@@ -106,7 +106,8 @@ struct RowShared {
   unsigned lane_cuts[P::warps];                 // a bit a lane
   bool leaf_cut[P::threads / P::band_vectors];  // where leaves are kept one by one
   bool part_cut[kMaxLevels * kGroups];
-  A band_enter[P::warps][channels];  // the states before each warp's band
+  // The states before each warp's band, read in vectors.
+  alignas(kVectorBytes) A band_enter[P::warps][channels];
 };
 
 /// How a leaf is run. A plain one is nothing but full: P::leaf steps that are all there, in rows of

@@ -282,14 +282,14 @@ def _long_row(
     ):
         if bench.device != "cuda" or ms <= SLOWER * limit + 2:
             continue
-        run = both if "bwd" in label else forward
+
+        def run(module: nn.RNNBase) -> Callable[[], Any]:
+            return both(module, x, gy) if "bwd" in label else forward(module, x)  # noqa: B023
+
         if label == "first fwd+bwd":
-            limit = max(limit, bench.clock(run(reference, x, gy))[0])
+            limit = max(limit, bench.clock(run(reference))[0])
         else:  # cuDNN's own times vary by 20%: by turns
-            turns = [
-                (bench.clock(run(ours, x, gy))[0], bench.clock(run(reference, x, gy))[0])
-                for _ in range(5)
-            ]
+            turns = [(bench.clock(run(ours))[0], bench.clock(run(reference))[0]) for _ in range(5)]
             ms, limit = (median(t) for t in zip(*turns, strict=True))
         if ms > SLOWER * limit + 2:
             bench.fail(f"{kind} H={h} B={b} {name} {label}: {ms:.1f} ms, serial {limit:.1f}")
