@@ -117,12 +117,20 @@ class Plan:
         return costs.run_us(self.kernel, self.width, rows, self.device_type, self.dtype, grad, True)
 
 
-def probe_steps(kernel: Kernel, sequences: int, longest: int, x: Tensor, grad: bool) -> int:
-    """Steps that a probe may take."""
+def _cost_of_runs(
+    kernel: Kernel, device_type: str, dtype: torch.dtype
+) -> Callable[[float, float, bool, bool], float]:
+    """`costs.run_us` of steps, rows, grad and many."""
 
     def run(steps: float, rows: float, grad: bool, many: bool) -> float:
-        return costs.run_us(kernel, steps, rows, x.device.type, x.dtype, grad, many)
+        return costs.run_us(kernel, steps, rows, device_type, dtype, grad, many)
 
+    return run
+
+
+def probe_steps(kernel: Kernel, sequences: int, longest: int, x: Tensor, grad: bool) -> int:
+    """Steps that a probe may take."""
+    run = _cost_of_runs(kernel, x.device.type, x.dtype)
     serial = run(longest, sequences, grad, False)
     step = run(1e4, 2 * PROBE_PLACES, False, False) / 1e4
     steps = min(PROBE_SHARE * serial / step, PROBE_SHARE * longest)
@@ -165,9 +173,7 @@ def choose(
     if not total:
         return None
 
-    def run(steps: float, rows: float, grad: bool, many: bool) -> float:
-        return costs.run_us(kernel, steps, rows, device_type, dtype, grad, many)
-
+    run = _cost_of_runs(kernel, device_type, dtype)
     serial = run(longest, total / longest, grad, False)
     around = costs.machine(device_type).relaxation
 
@@ -217,10 +223,7 @@ def choose_trial(
     together: then they go on, or the serial kernel does from there. Arguments are those of
     `choose`, with the burn-in that would be needed.
     """
-
-    def run(steps: float, rows: float, grad: bool, many: bool) -> float:
-        return costs.run_us(kernel, steps, rows, device_type, dtype, grad, many)
-
+    run = _cost_of_runs(kernel, device_type, dtype)
     serial = run(longest, total / longest, grad, False)
     around = sum(costs.machine(device_type).relaxation[: 1 + grad])
     best = None
