@@ -482,7 +482,7 @@ def test_m02_devices_must_agree(cuda):
     assert srt.scan(pinned, pinned).device.type == "cpu"
     if torch.cuda.device_count() > 1:
         other = x.to("cuda:1")
-        with pytest.raises(ValueError, match="a is on cuda:1, expected cuda:0"):
+        with pytest.raises(ValueError, match="a is on device cuda:1, expected cuda:0"):
             srt.scan(other, x)
         with pytest.raises(ValueError, match="lengths is on device cuda:1, expected cuda:0"):
             srt.scan(x, x, lengths=torch.tensor([5, 5], device="cuda:1"))
