@@ -555,6 +555,17 @@ def is_ours(name):
     return "scanrnn" in name or name.startswith("Memset")
 
 
+@pytest.mark.parametrize(
+    "shape", [(64, 1000, 100), (4096, 16, 64), (32, 128, 512), (1, 65536, 512)]
+)
+def test_p01_launches_of_short_and_small_work(cuda, shape):
+    """Three launches at most, whatever kernel is chosen (`gpu.py choice` has the times)."""
+    a, x, r = (random(*shape, device=cuda) for _ in range(3))
+    for f in (lambda: srt.scan(a, x), lambda: srt.sru(x, a, r, x), lambda: srt.gilr(a, x)):
+        names = kernels_of(f)
+        assert len(names) <= 3, names
+
+
 @pytest.mark.parametrize("layout", ["btd", "bdt", "tbd", "strided"])
 def test_no_passes_beside_the_scan(cuda, layout):
     """A call, forward and backward, runs the library's kernels and nothing else."""
