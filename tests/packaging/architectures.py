@@ -3,8 +3,8 @@
     python tests/packaging/architectures.py           compiles it for the architectures of a release
                                                       (cmake/Architectures.cmake), all together
     python tests/packaging/architectures.py 80-real   only for this one
-    python tests/packaging/architectures.py --build b --log b.log    of a build by Ninja that was
-                                                      made, with CMAKE_CUDA_FLAGS=--resource-usage
+    python tests/packaging/architectures.py --built b of a finished build by Ninja, as a wheel's:
+                                                      build/cp311-cp311-linux_x86_64-Release
     ... --write                                       also into ARCHITECTURES.md beside this file
 
 Only the CUDA sources of the library are compiled. Takes Ninja and CMake, the nvcc that CUDACXX or
@@ -73,9 +73,13 @@ def release_architectures(nvcc: str) -> str:
 
 @dataclass
 class Code:
-    """Machine code for one architecture, by kernel, in bytes."""
+    """Machine code for one architecture."""
 
-    kernels: dict[str, int] = field(default_factory=dict)  # run_rows<ScanCell, float, true>
+    sizes: dict[str, int] = field(default_factory=dict)  # run_rows<ScanCell, float, true>: bytes
+    kernels: list[ptxas_report.Kernel] = field(default_factory=list)  # without what spills
+
+
+RESOURCES = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
 @dataclass
@@ -84,7 +88,6 @@ class Build:
     processor: float  # seconds of all cores together; 0: not known
     objects: dict[str, Path]
     seconds: dict[str, float]  # by object, of a clock on the wall
-    kernels: list[ptxas_report.Kernel]
     error: str = ""  # the compiler's first
 
     def code(self, cuobjdump: str) -> dict[str, Code]:
@@ -98,8 +101,15 @@ class Build:
                     symbols = run("nm", "-S", cubin)
                     sizes = re.findall(r"^\w+ (\w+) T (\S+)$", symbols, re.MULTILINE)
                     names = ptxas_report.demangle(name for _, name in sizes)
-                    for name, (size, _) in zip(names, sizes, strict=True):
-                        found[architecture].kernels[name] = int(size, 16)
+                    code = found[architecture]
+                    code.sizes |= {n: int(s, 16) for n, (s, _) in zip(names, sizes, strict=True)}
+                    used = RESOURCES.findall(run(cuobjdump, "--dump-resource-usage", cubin))
+                    names = ptxas_report.demangle(symbol for symbol, *_ in used)
+                    for name, (symbol, *numbers) in zip(names, used, strict=True):
+                        registers, stack, shared = map(int, numbers)
+                        kernel = ptxas_report.Kernel(symbol, architecture, name, registers, stack)
+                        kernel.shared = shared
+                        code.kernels.append(kernel)
         return found
 
 
@@ -121,18 +131,17 @@ def seconds_of(folder: Path, objects: dict[str, Path]) -> dict[str, float]:
     return {name: last[str(path.relative_to(folder))] for name, path in objects.items()}
 
 
-def read_build(folder: Path, log: Path) -> Build:
+def read_build(folder: Path) -> Build:
     cache = (folder / "CMakeCache.txt").read_text()
     found = re.search(r"^CMAKE_CUDA_ARCHITECTURES:\w+=(.*)$", cache, re.MULTILINE)
     objects = objects_of(folder)
-    kernels = ptxas_report.parse(log.read_text(errors="replace"))
-    return Build(found[1] if found else "?", 0, objects, seconds_of(folder, objects), kernels)
+    return Build(found[1] if found else "?", 0, objects, seconds_of(folder, objects))
 
 
 def compile_for(architectures: str, nvcc: str, folder: Path, jobs: int) -> Build:
     run(
         "cmake", "-S", REPOSITORY, "-B", folder, "-G", "Ninja", "-DSCANRNN_CUDA=ON",
-        "-DSCANRNN_BUILD_TESTS=OFF", "-DCMAKE_CUDA_FLAGS=--resource-usage",
+        "-DSCANRNN_BUILD_TESTS=OFF",
         f"-DCMAKE_CUDA_ARCHITECTURES={architectures}",
         env={"CUDACXX": nvcc},
     )  # fmt: skip
@@ -143,17 +152,17 @@ def compile_for(architectures: str, nvcc: str, folder: Path, jobs: int) -> Build
     error = ""
     names = [path.relative_to(folder) for path in objects.values()]
     try:
-        log = run("ninja", "-C", folder, f"-j{jobs}", "-k0", *names)
+        run("ninja", "-C", folder, f"-j{jobs}", "-k0", *names)
     except CommandError as failure:
-        log = str(failure)
-        lines = [line for line in log.splitlines() if re.search(r"\b(error|fatal)\b", line)]
+        lines = [
+            line for line in str(failure).splitlines() if re.search(r"\b(error|fatal)\b", line)
+        ]
         error = lines[0] if lines else "failed"
         print(*lines, sep="\n", file=sys.stderr)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     built = {name: path for name, path in objects.items() if path.exists()}
-    kernels = ptxas_report.parse(log)
-    return Build(architectures, processor, built, seconds_of(folder, built), kernels, error)
+    return Build(architectures, processor, built, seconds_of(folder, built), error)
 
 
 # ---- what is told of it ------------------------------------------------------------------------
@@ -169,12 +178,12 @@ def order(architecture: str) -> int:
     return int(re.sub(r"\D", "", architecture))
 
 
-def by_architecture(kernels: list[ptxas_report.Kernel], code: dict[str, Code]) -> str:
-    rows = [["architecture", "kernels", "machine code, MB", "spilling"]]
+def by_architecture(code: dict[str, Code]) -> str:
+    rows = [["architecture", "kernels", "machine code, MB", "with a stack"]]
     for name in sorted(code, key=order):
-        spilling = sum(k.spills for k in kernels if k.architecture == name)
-        total = sum(code[name].kernels.values())
-        rows.append([name, str(len(code[name].kernels)), f"{total / 1e6:.1f}", str(spilling)])
+        stacks = sum(kernel.stack > 0 for kernel in code[name].kernels)
+        total = sum(code[name].sizes.values())
+        rows.append([name, str(len(code[name].sizes)), f"{total / 1e6:.1f}", str(stacks)])
     return markdown(rows)
 
 
@@ -188,14 +197,15 @@ def by_object(build: Build) -> str:
 
 
 DTYPES = ("Half", "BFloat16", "float", "double", "Complex<float>", "Complex<double>")
+BACKWARD = re.compile(rf"backward|\b({'|'.join(DTYPES)}), true[,>]")
 
 
 def by_kernel(code: Code) -> str:
     """The machine code of one architecture, by kernel, pass and dtype."""
     found: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for name, size in code.kernels.items():
+    for name, size in code.sizes.items():
         family = name.partition("<")[0]
-        way = "backward" if re.search(r", true>$", name) or "backward" in family else "forward"
+        way = "backward" if BACKWARD.search(name) else "forward"
         fitting = [d for d in DTYPES if re.search(rf"[<, ]{re.escape(d)}(?=[,>])", name)]
         found[family, way][max(fitting, key=len, default="-")] += size
     columns = [d for d in (*DTYPES, "-") if any(d in row for row in found.values())]
@@ -222,18 +232,17 @@ def registers(kernels: list[ptxas_report.Kernel]) -> str:
 
 def report(build: Build, code: dict[str, Code], release: str) -> str:
     last = max(code, key=order)
-    # A log may be of more than the library.
-    own = [k for k in build.kernels if k.name in code.get(k.architecture, Code()).kernels]
+    kernels = [kernel for each in code.values() for kernel in each.kernels]
     processor = f", {build.processor:.0f} s of processor time" if build.processor else ""
     return "\n".join(
         [
             "# The CUDA code by architecture and by kernel",
             "",
-            f"{datetime.date.today()}, nvcc {release}, CMAKE_CUDA_ARCHITECTURES "
-            f"{build.architectures}{processor}. Written by",
-            "`python tests/packaging/architectures.py --write`.",
+            f"{datetime.date.today()}, nvcc {release}{processor}. Written by",
+            "`python tests/packaging/architectures.py --write`. CMAKE_CUDA_ARCHITECTURES was",
+            f"{build.architectures}.",
             "",
-            by_architecture(own, code),
+            by_architecture(code),
             "",
             "Each object, packed as it lies in a library; seconds are of the wall, and longer than",
             "they need be on a machine that did something else too:",
@@ -246,7 +255,7 @@ def report(build: Build, code: dict[str, Code], release: str) -> str:
             "",
             "Registers of each kernel's instances:",
             "",
-            registers(own),
+            registers(kernels),
             "",
         ]
     )
@@ -259,8 +268,7 @@ def main() -> int:
     )
     parser.add_argument("--nvcc", default=os.environ.get("CUDACXX") or "nvcc", help="the compiler")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of Ninja")
-    parser.add_argument("--build", type=Path, help="a build folder; default: a temporary one")
-    parser.add_argument("--log", type=Path, help="what Ninja printed when --build was built")
+    parser.add_argument("--built", type=Path, help="a finished build's folder; compile nothing")
     parser.add_argument("--write", action="store_true", help="into ARCHITECTURES.md")
     arguments = parser.parse_args()
     nvcc = shutil.which(arguments.nvcc)
@@ -272,12 +280,11 @@ def main() -> int:
         sys.exit("architectures.py: no cuobjdump")
     release = re.search(r"release (\S+),", run(nvcc, "--version"))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.build or Path(temporary)).resolve()
-        if arguments.log:
-            build = read_build(folder, arguments.log)
+        if arguments.built:
+            build = read_build(arguments.built.resolve())
         else:
             wanted = arguments.architectures or release_architectures(nvcc)
-            build = compile_for(wanted, nvcc, folder, arguments.jobs)
+            build = compile_for(wanted, nvcc, Path(temporary), arguments.jobs)
         text = report(build, build.code(cuobjdump), release[1] if release else "?")
     print(text)
     if arguments.write:

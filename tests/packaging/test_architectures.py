@@ -8,9 +8,9 @@ import architectures
 def test_machine_code_by_kernel() -> None:
     code = architectures.Code(
         {
-            "run_rows<ScanCell, float, true>": 3000,
+            "run_rows<ScanCell, float, true, false>": 3000,
             "run_rows<Prepared<SruCell<false>>, float, true>": 4000,
-            "run_rows<ScanCell, Complex<float>, false>": 1000,
+            "run_rows<ScanCell, Complex<float>, false, true>": 1000,
             "solve_backward<IndRnnCell, Half>": 2000,
             "clear": 500,
         }
