@@ -17,6 +17,7 @@
 #include "cuda/kernels/list.hpp"
 #include "cuda/reduce.hpp"
 #include "cuda/tuning.hpp"
+#include "cuda/variants.hpp"
 #include "scanrnn/error.hpp"
 
 namespace scanrnn::cuda {
@@ -47,8 +48,6 @@ Entry& entry_of(const Problem& p) {
   throw DeviceError(std::string(p.call) + ": the cell was compiled without CUDA kernels");
 }
 
-enum class Way { rows, columns, serial, ordered };
-
 // --- the plan ----------------------------------------------------------------------------------
 
 struct Plan {
@@ -70,13 +69,17 @@ struct Plan {
     std::size_t offset;  // of what is summed
     int input;
   } reduction[kMaxInputs];
+
+  std::size_t take(std::size_t size) {
+    const std::size_t offset = bytes;
+    bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+    return offset;
+  }
 };
 
-/// Rows where channels lie closest, columns where steps do, unless `forced` names another way:
-/// "rows", "columns" or "serial". ("ordered" takes the place of the first two where it can.)
+/// Rows where channels lie closest, columns where steps do, unless `forced` is one of the two.
 Way way_of(const Problem& p, const char* forced) {
   if (forced != nullptr) {
-    if (std::strcmp(forced, "serial") == 0) return Way::serial;
     if (std::strcmp(forced, "rows") == 0) return Way::rows;
     if (std::strcmp(forced, "columns") == 0) return Way::columns;
   }
@@ -87,18 +90,9 @@ Way way_of(const Problem& p, const char* forced) {
   return std::abs(stride[1]) < std::abs(stride[2]) ? Way::columns : Way::rows;
 }
 
-Plan make_plan(const Problem& p, int device) {
-  Plan plan;
-  Entry& entry = entry_of(p);
-  const PassKernels& kernels = p.backward ? entry.kernels.backward : entry.kernels.forward;
-  Prepared& prepared = p.backward ? entry.backward : entry.forward;
-  // Read for every call: a benchmark compares the ways within one process.
-  const char* forced = std::getenv("SCANRNN_CUDA_KERNEL");
-  plan.way = way_of(p, forced);
-
-  Args& g = plan.args;
-  for (int i = 0; i < kMaxInputs; ++i) g.sum_slot[i] = -1;
+void set_arrays(const Problem& p, Args& g) {
   set_extents(p, g);
+  for (int i = 0; i < kMaxInputs; ++i) g.sum_slot[i] = -1;
   for (int i = 0; i < p.inputs; ++i) {
     g.in[i] = steps_of(p, p.in[i], p.in[i].data == absent_input());
   }
@@ -116,270 +110,303 @@ Plan make_plan(const Problem& p, int device) {
     g.enter = g.initial;
     g.leave = states_of(p, p.final_state);
   }
+}
 
-  // The shape of a tile.
-  const Index element = static_cast<Index>(size_of(p.dtype));
-  const Index vector_bytes = plan.way == Way::rows ? kernels.rows.vector_bytes : kVectorBytes;
-  const Index width = vector_bytes / element;
-  const bool packed = static_cast<bool>(p.layout.cu_seqlens);
-  const int most_shared = Properties::of(device).most_shared;
-  const int fixed_shared = 4 * 1024;  // what kernels have beside what a launch asks for, at most
-  Index rows = 1;                     // steps of a tile
-  Index lanes = 1;                    // channels of a tile
+/// A tile, beside what Args has of it.
+struct Cut {
+  Index rows = 1, lanes = 1;  // its steps and channels
   int warps = kWarps;
-  const Kernel* kernel = &kernels.serial;
+  bool has_room = true;        // of shared memory
+  bool is_full_width = false;  // see kFullWidth
+};
+
+// What kernels have beside the shared memory that a launch asks for, at most.
+constexpr int kFixedShared = 4 * 1024;
+
+Cut cut_rows(const Problem& p, const Kernel& kernel, int most_shared, Args& g) {
+  const auto fits = [&](int leaf) {
+    return kernel.shared_bytes(row_band_log2(kernel.vector_bytes), leaf, kernel.warps, kMaxLevels) +
+               kFixedShared <=
+           most_shared;
+  };
+  Cut cut;
+  cut.warps = kernel.warps;
+  const int threads = cut.warps * kWarp;
+  const int band_log2 = row_band_log2(kernel.vector_bytes);
   // States are recomputed from checkpoints, so that tiles have to start at one.
-  const int band_log2 = row_band_log2(kernels.rows.vector_bytes);
-  const int least_leaf = p.backward && !p.state_is_output
-                             ? std::max(1, (kLeafSteps << band_log2) / (kernels.rows.warps * kWarp))
-                             : 1;
-  if (plan.way == Way::rows &&
-      kernels.rows.shared_bytes(band_log2, least_leaf, warps, kMaxLevels) + fixed_shared >
-          most_shared) {
-    plan.way = Way::serial;
-  }
-  // One leaf is one thread's work: without the tree around it, it gives the same bits sooner.
-  const int leaf = (plan.way == Way::rows ? kernels.rows : kernels.columns).leaf;
-  if (!packed && p.time <= leaf && forced == nullptr) {
-    plan.way = Way::serial;
-  }
-  if (plan.way == Way::rows) {
-    kernel = &kernels.rows;
-    plan.prepared = &prepared.rows;
-    warps = kernel->warps;
-    const int threads = warps * kWarp;
-    g.leaf = kernel->leaf;
-    const int band_leaves_log2 = log2_at_least(kWarp) - band_log2;
-    while (g.leaf > 1 && kernel->shared_bytes(band_log2, g.leaf, warps, kMaxLevels) + fixed_shared >
-                             most_shared) {
-      g.leaf /= 2;
+  const bool recomputes = p.backward && !p.state_is_output;
+  cut.has_room = fits(recomputes ? std::max(1, (kLeafSteps << band_log2) / threads) : 1);
+  g.leaf = kernel.leaf;
+  while (g.leaf > 1 && !fits(g.leaf)) g.leaf /= 2;
+  const Index width = kernel.vector_bytes / static_cast<Index>(size_of(p.dtype));
+  const int all = log2_at_least(ceil_div(p.channels, width));
+  g.across_log2 = std::min(band_log2, all);
+  if (!p.layout.cu_seqlens) {
+    // Sequences shorter than a tile leave threads over, which take more channels.
+    const int needed = std::max(log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf))),
+                                log2_at_least(kWarp) - band_log2);
+    const int spare = log2_at_least(threads) - needed;
+    if (spare > band_log2) g.across_log2 = std::min(spare, all);
+    // What is left over then takes other sequences, two warps at least each.
+    if (g.across_log2 <= band_log2) {
+      g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(cut.warps) - 1);
     }
-    const int all = log2_at_least(ceil_div(p.channels, width));
-    g.across_log2 = std::min(band_log2, all);
-    if (!packed) {
-      // Sequences shorter than a tile leave threads over, which take more channels.
-      const int needed = log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf)));
-      const int spare = log2_at_least(threads) - std::max(needed, band_leaves_log2);
-      if (spare > band_log2) g.across_log2 = std::min(spare, all);
-      // What is left over then takes other sequences, two warps at least each.
-      if (g.across_log2 <= band_log2) {
-        g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(warps) - 1);
-      }
-    }
-    rows = (threads >> g.across_log2 >> g.teams_log2) * g.leaf;
-    lanes = width << g.across_log2;
-  } else if (plan.way == Way::columns) {
-    kernel = &kernels.columns;
-    plan.prepared = &prepared.columns;
-    g.leaf = kernel->leaf;
-    warps = kernel->warps;
-    while (warps > 1 && kernel->shared_bytes(0, g.leaf, warps, 0) + fixed_shared > most_shared) {
-      warps /= 2;
-    }
-    if (!packed) {
-      g.across_log2 = 5 - std::min(5, log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf))));
-    }
-    rows = (kWarp >> g.across_log2) * g.leaf;
-    lanes = Index{1} << g.across_log2;
   }
-  const bool wants_ordered = forced == nullptr ? is_ordered_best(p.sequences * p.channels, p.time,
-                                                                 plan.way == Way::columns)
-                                               : std::strcmp(forced, "ordered") == 0;
-  if (wants_ordered && !packed && plan.way != Way::serial && kernels.ordered.function != nullptr &&
-      ceil_div(p.time, g.leaf) <= kOrderedLeaves && p.time <= rows) {
-    const int most =
-        plan.way == Way::rows ? row_band_log2(static_cast<int>(vector_bytes)) : g.across_log2;
-    g.band_leaves = kWarp >> std::min(g.across_log2, most);
-    g.teams_log2 = 0;
-    kernel = &kernels.ordered;
-    plan.prepared = nullptr;
-    plan.way = Way::ordered;
-    warps = kWarps;
-  }
-  const bool is_one_thread = plan.way == Way::serial || plan.way == Way::ordered;
-  if (is_one_thread) {  // a sequence and channel each
-    rows = std::max<Index>(1, p.time);
-    lanes = std::max<Index>(1, p.channels);
-  }
-  plan.kernel = kernel;
-  plan.threads = warps * kWarp;
-  g.tiles = std::max<Index>(1, ceil_div(p.time, rows));
-  g.groups = ceil_div(p.channels, lanes);
-  g.tile_items = packed && !is_one_thread ? p.time / rows + p.sequences : p.sequences * g.tiles;
-  g.by_groups = Divisor::of(g.groups);
-  g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
-  Index nodes = g.tiles;  // of a sequence
-  if (plan.way == Way::columns && !packed && warps == kRadix && fills_blocks(g.tiles)) {
-    g.fan_log2 = kRadixLog2;
-    nodes = ceil_div(g.tiles, kRadix);
-    g.tiles = nodes * kRadix;
-    g.tile_items = p.sequences * g.tiles;
-  }
-  for (Index most = 1; most < nodes; most *= kRadix) ++g.levels;
-  if (is_one_thread) g.levels = 0;
-  plan.shared_bytes = kernel->shared_bytes(g.across_log2, g.leaf, warps, g.levels);
+  cut.rows = (threads >> g.across_log2 >> g.teams_log2) * g.leaf;
+  cut.lanes = width << g.across_log2;
+  cut.is_full_width = g.across_log2 == band_log2 && g.teams_log2 == 0 && g.leaf == kernel.leaf;
+  return cut;
+}
 
-  if (is_one_thread) {
-    plan.blocks = ceil_div(p.sequences * p.channels, kThreads);
-  } else {
-    plan.blocks = g.tile_items * g.groups;
-    if (plan.way == Way::columns) plan.blocks = ceil_div(plan.blocks, warps);
-    plan.blocks = ceil_div(plan.blocks, Index{1} << g.teams_log2);
+Cut cut_columns(const Problem& p, const Kernel& kernel, int most_shared, Args& g) {
+  Cut cut;
+  cut.warps = kernel.warps;
+  g.leaf = kernel.leaf;
+  while (cut.warps > 1 &&
+         kernel.shared_bytes(0, g.leaf, cut.warps, 0) + kFixedShared > most_shared) {
+    cut.warps /= 2;
+  }
+  if (!p.layout.cu_seqlens) {
+    g.across_log2 = 5 - std::min(5, log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf))));
+  }
+  cut.rows = (kWarp >> g.across_log2) * g.leaf;
+  cut.lanes = Index{1} << g.across_log2;
+  cut.is_full_width = g.across_log2 == 0;
+  return cut;
+}
+
+/// What becomes of an input's gradient.
+enum class Gradient {
+  none,
+  written,
+  widened,  ///< written to the workspace, in the accumulation type, and reduced
+  summed    ///< over time: the kernel leaves a sum for each tile
+};
+Gradient gradient_of(const Problem& p, int input) {
+  const Array<3>& din = p.din[input];
+  if (!p.backward || !din) return Gradient::none;
+  const bool is_vector = (p.vector_inputs >> input & 1u) != 0;
+  if (is_vector || (din.shape[1] == 1 && p.time != 1)) return Gradient::summed;
+  const bool is_whole =
+      (din.shape[0] == p.batch || p.batch == 1) && (din.shape[2] == p.channels || p.channels == 1);
+  return is_whole ? Gradient::written : Gradient::widened;
+}
+
+bool is_stored(Gradient g) { return g == Gradient::written || g == Gradient::widened; }
+
+constexpr unsigned when(bool holds, Trait trait) { return holds ? trait : 0u; }
+
+unsigned size_traits(const Problem& p, const Kernel& kernel, Way way, const Cut& cut,
+                     const char* forced, int device, const Args& g) {
+  const bool in_rows = way == Way::rows;
+  unsigned traits =
+      when(forced != nullptr, kForced) |
+      when(forced != nullptr && std::strcmp(forced, "serial") == 0, kForcedSerial) |
+      when(!cut.has_room, kNoRoom) | when(p.time <= kernel.leaf, kOneLeaf) |
+      when(p.time <= cut.rows && ceil_div(p.time, g.leaf) <= kOrderedLeaves, kFewLeaves) |
+      when(forced == nullptr ? is_ordered_best(p.sequences * p.channels, p.time, !in_rows)
+                             : std::strcmp(forced, "ordered") == 0,
+           kOrderedBest) |
+      when(static_cast<bool>(p.layout.cu_seqlens), kPacked) |
+      when(p.layout.cu_seqlens || p.layout.lengths || p.layout.reset, kSequences) |
+      when(p.time % cut.rows == 0 && p.channels % cut.lanes == 0, kWholeTiles) |
+      when(p.time % cut.rows != 0 && p.time < kRadix * cut.rows, kFewRaggedTiles) |
+      when(cut.is_full_width, kFullWidth);
+  if (in_rows) {
+    const Index tiles = std::max<Index>(1, ceil_div(p.time, cut.rows));
+    const Index all_tiles = p.sequences * tiles * ceil_div(p.channels, cut.lanes);
+    const bool has_adjacent_rows = std::abs((p.backward ? g.dy : g.out).time) < 2 * p.channels;
+    traits |=
+        when(are_clusters_best(Properties::of(device).major, tiles, all_tiles, has_adjacent_rows),
+             kClustersBest);
+  }
+  return traits;
+}
+
+/// Finds which arrays kernels access in vectors, too.
+unsigned array_traits(const Problem& p, const Kernel& kernel, Way way, const Cut& cut, Args& g) {
+  const bool in_rows = way == Way::rows;
+  const auto is_vector_input = [&](int i) { return (p.vector_inputs >> i & 1u) != 0; };
+  unsigned traits = 0;
+  for (int i = 0; i < p.inputs; ++i) {
+    const Gradient gradient = gradient_of(p, i);
+    if (gradient != Gradient::none) g.din[i] = steps_of(p, p.din[i]);
+    if (gradient == Gradient::widened) {
+      g.din[i] = {nullptr, p.time * p.channels, p.channels, 1, true, false};
+    }
+    g.has_wide = g.has_wide || (is_stored(gradient) && g.din[i].wide);
+    traits |= when(gradient == Gradient::summed, kSums) |
+              when(gradient == Gradient::summed && !is_vector_input(i), kStepSums);
   }
 
-  // Vectors, where an array allows them.
+  const Index element = static_cast<Index>(size_of(p.dtype));
+  const auto starts_vector = [](const void* data, int bytes) {
+    return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
+  };
+  const auto in_step = [&](Index stride, Index count) {
+    return count <= 1 || stride * element % kernel.vector_bytes == 0;
+  };
+  // Every row, or every channel, starts at a vector.
+  const auto is_aligned = [&](const Steps& s) {
+    return starts_vector(s.data, kernel.vector_bytes) && in_step(s.batch, p.batch) &&
+           (in_rows ? in_step(s.time, p.time) : in_step(s.channel, p.channels));
+  };
+  const bool holds_vectors = p.channels * element % kernel.vector_bytes == 0;
   const auto set_vector = [&](Steps& s) {
     if (s.data == nullptr || s.wide) return;
-    if (plan.way == Way::columns) {
-      s.vector = s.time == 1;
-      return;
-    }
-    const auto in_step = [&](Index stride, Index count) {
-      return count <= 1 || stride * element % vector_bytes == 0;
-    };
-    s.vector = s.channel == 1 && p.channels % width == 0 &&
-               reinterpret_cast<std::uintptr_t>(s.data) % vector_bytes == 0 &&
-               in_step(s.time, p.time) && in_step(s.batch, p.batch);
+    s.vector = in_rows ? s.channel == 1 && holds_vectors && is_aligned(s) : s.time == 1;
   };
-  for (int i = 0; i < p.inputs; ++i) set_vector(g.in[i]);
   set_vector(g.out);
   set_vector(g.states);
   set_vector(g.dy);
+  for (int i = 0; i < p.inputs; ++i) {
+    set_vector(g.in[i]);
+    if (gradient_of(p, i) == Gradient::written) set_vector(g.din[i]);
+  }
 
-  // The workspace: ticket and nodes, which are cleared; sums and partial gradients, which are not.
-  const std::size_t accumulated = size_of(p.accumulation);
-  const auto take = [&plan](std::size_t bytes) {
-    const std::size_t offset = plan.bytes;
-    plan.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return offset;
+  // The kernels' fast ways: a tile read a vector a thread, whole lines straight from registers.
+  const auto is_regular = [](const Steps& s) { return s.data == nullptr || s.vector; };
+  g.is_regular = in_rows && cut.is_full_width && is_regular(g.states) && is_regular(g.dy);
+  g.is_direct =
+      in_rows && g.across_log2 >= row_band_log2(kernel.vector_bytes) && (!p.out || g.out.vector);
+  bool reads_lanes = starts_vector(g.checkpoints, kVectorBytes);
+  for (int i = 0; i < p.inputs; ++i) {
+    const Steps& in = g.in[i];
+    if (is_stored(gradient_of(p, i))) {
+      g.is_direct = g.is_direct && (g.din[i].wide || g.din[i].vector);
+    }
+    if (!is_vector_input(i)) {
+      g.is_regular = g.is_regular && is_regular(in);
+    } else if (in.data != nullptr) {
+      reads_lanes = reads_lanes && in.channel == 1 && starts_vector(in.data, kVectorBytes);
+    }
+  }
+
+  const auto all_arrays = [&](auto&& is_so) {
+    const auto holds = [&](const Steps& s) { return s.data == nullptr || is_so(s); };
+    bool all = holds(g.out) && holds(g.states) && holds(g.dy);
+    for (int i = 0; i < p.inputs; ++i) all = all && holds(g.in[i]) && holds(g.din[i]);
+    return all;
   };
+  const auto is_line = [&](const Steps& s) {
+    return s.channel == 1 && std::abs(s.time) < INT32_MAX / element;
+  };
+  const bool has_all =
+      g.in[0].data != nullptr &&
+      (p.backward ? g.states.data != nullptr && g.dy.data != nullptr : g.in[1].data != nullptr);
+  return traits | when(g.has_wide, kWide) | when(reads_lanes, kLaneVectors) |
+         when(g.is_regular && g.is_direct, kVectors) | when(has_all, kAllArrays) |
+         when(all_arrays(is_aligned), kAligned) | when(all_arrays(is_line), kLines);
+}
+
+/// Takes the workspace: ticket and nodes, which are cleared; whole gradients and sums, which are
+/// not.
+void set_workspace(const Problem& p, const Cut& cut, Plan& plan) {
+  Args& g = plan.args;
+  const std::size_t accumulated = size_of(p.accumulation);
+  const Index item_lanes = g.groups * cut.lanes;
   if (g.levels > 0) {
-    take(sizeof(unsigned));
+    plan.take(sizeof(unsigned));
     int words = static_cast<int>(2 * accumulated / sizeof(*g.nodes));
     if (plan.way == Way::columns) words = column_node_words(words, size_of(p.dtype));
     plan.nodes_offset =
-        take(static_cast<std::size_t>((g.tile_items >> g.fan_log2) * g.groups * lanes * words) *
-             sizeof(*g.nodes));
+        plan.take(static_cast<std::size_t>((g.tile_items >> g.fan_log2) * item_lanes * words) *
+                  sizeof(*g.nodes));
     plan.cleared_bytes = plan.bytes;
   }
-  const Index item_lanes = g.groups * lanes;
+  const bool packed = static_cast<bool>(p.layout.cu_seqlens);
   const std::size_t slot_bytes = static_cast<std::size_t>(g.tile_items * item_lanes) * accumulated;
   signed char slots = 0;
-  bool sums_vectors_only = true;
-  for (int i = 0; p.backward && i < p.inputs; ++i) {
-    const Array<3>& din = p.din[i];
-    if (!din) continue;
-    const bool is_vector = (p.vector_inputs >> i & 1u) != 0;
-    const bool sums_time = is_vector || (din.shape[1] == 1 && p.time != 1);
-    g.din[i] = steps_of(p, din);
-    if (!sums_time && (din.shape[0] == p.batch || p.batch == 1) &&
-        (din.shape[2] == p.channels || p.channels == 1) && plan.blocks > 0) {
-      set_vector(g.din[i]);
-      continue;
-    }
+  for (int i = 0; i < p.inputs; ++i) {
+    const Gradient gradient = gradient_of(p, i);
+    if (gradient == Gradient::none || (gradient == Gradient::written && plan.blocks > 0)) continue;
     auto& reduction = plan.reduction[plan.reductions++];
     Reduction& r = reduction.sum;
     reduction.input = i;
-    r.out = g.din[i];
-    r.out_rows = din.shape[0];
-    r.out_steps = din.shape[1];
-    r.out_channels = din.shape[2];
+    r.out = steps_of(p, p.din[i]);
+    r.out_rows = p.din[i].shape[0];
+    r.out_steps = p.din[i].shape[1];
+    r.out_channels = p.din[i].shape[2];
     r.channels = p.channels;
     if (plan.blocks == 0) continue;  // sums of nothing
-    if (sums_time) {
-      sums_vectors_only = sums_vectors_only && is_vector;
+    if (gradient == Gradient::summed) {
       // The kernel leaves a sum for each tile, which lie in order.
       g.sum_slot[i] = slots++;
       r.rows = packed ? 1 : p.sequences;
       r.steps = packed ? g.tile_items : g.tiles;
       r.pitch = item_lanes;
     } else {
-      // The whole gradient, in the accumulation type.
       r.rows = p.batch;
       r.steps = p.time;
       r.pitch = p.channels;
       reduction.offset =
-          take(static_cast<std::size_t>(p.batch * p.time * p.channels) * accumulated);
-      g.din[i] = {nullptr, p.time * p.channels, p.channels, 1, true, false};
+          plan.take(static_cast<std::size_t>(p.batch * p.time * p.channels) * accumulated);
     }
   }
-  if (slots > 0) plan.sums_offset = take(static_cast<std::size_t>(slots) * slot_bytes);
+  if (slots > 0) plan.sums_offset = plan.take(static_cast<std::size_t>(slots) * slot_bytes);
   for (int r = 0; r < plan.reductions; ++r) {
     const int slot = g.sum_slot[plan.reduction[r].input];
     if (slot >= 0) {
       plan.reduction[r].offset = plan.sums_offset + static_cast<std::size_t>(slot) * slot_bytes;
     }
   }
-  // The kernels' fast ways out: whole lines straight from registers.
-  g.is_direct = plan.way == Way::rows && g.across_log2 >= band_log2;
-  g.is_regular = plan.way == Way::rows && g.across_log2 == band_log2 && g.teams_log2 == 0 &&
-                 g.leaf == kernel->leaf;
-  const auto is_regular = [](const Steps& s) { return s.data == nullptr || s.vector; };
-  for (int i = 0; i < p.inputs; ++i) {
-    if ((p.vector_inputs >> i & 1u) == 0) g.is_regular = g.is_regular && is_regular(g.in[i]);
-  }
-  g.is_regular = g.is_regular && is_regular(g.states) && is_regular(g.dy);
-  if (p.out) g.is_direct = g.is_direct && g.out.vector;
-  for (int i = 0; i < p.inputs; ++i) {
-    if (!p.backward || !p.din[i] || g.sum_slot[i] >= 0) continue;
-    g.has_wide = g.has_wide || g.din[i].wide;
-    g.is_direct = g.is_direct && (g.din[i].wide || g.din[i].vector);
-  }
-  // Whole tiles read a thread's channels at once of all there is.
-  bool reads_lanes = reinterpret_cast<std::uintptr_t>(g.checkpoints) % kVectorBytes == 0;
-  for (int i = 0; i < p.inputs; ++i) {
-    const Steps& s = g.in[i];
-    if ((p.vector_inputs >> i & 1u) == 0 || s.data == nullptr) continue;
-    reads_lanes = reads_lanes && s.channel == 1 &&
-                  reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0;
-  }
-  if (plan.way == Way::rows && kernels.whole.function != nullptr && reads_lanes && g.is_regular &&
-      g.is_direct && !g.has_wide && sums_vectors_only && g.cu_seqlens == nullptr &&
-      g.lengths == nullptr && g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
-    plan.kernel = &kernels.whole;
-    plan.prepared = &prepared.whole;
-    const bool has_adjacent_rows = std::abs((p.backward ? g.dy : g.out).time) < 2 * p.channels;
-    if (kernels.clusters.function != nullptr && forced == nullptr &&
-        are_clusters_best(Properties::of(device).major, g.tiles, g.tile_items * g.groups,
-                          has_adjacent_rows)) {
-      plan.clusters = &kernels.clusters;
-    }
-  }
-  // Arrays that start anywhere, in calls that ask for nothing else.
-  const auto all_steps = [&](auto&& is_so) {
-    bool all = is_so(g.out) && is_so(g.states) && is_so(g.dy);
-    for (int i = 0; i < p.inputs; ++i) all = all && is_so(g.in[i]) && is_so(g.din[i]);
-    return all;
-  };
-  const bool has_all =
-      g.in[0].data != nullptr &&
-      (p.backward ? g.states.data != nullptr && g.dy.data != nullptr : g.in[1].data != nullptr);
-  const bool is_plain = has_all && !g.has_wide && slots == 0 && g.cu_seqlens == nullptr &&
-                        g.lengths == nullptr && g.reset == nullptr;
-  const auto is_line = [&](const Steps& s) {
-    return s.data == nullptr || (s.channel == 1 && std::abs(s.time) < INT32_MAX / element);
-  };
-  if (plan.way == Way::rows && kernels.lines.function != nullptr && is_plain &&
-      !(g.is_regular && g.is_direct) && g.across_log2 == band_log2 && g.teams_log2 == 0 &&
-      g.leaf == kernel->leaf && all_steps(is_line)) {
-    plan.kernel = &kernels.lines;
-    plan.prepared = &prepared.lines;
-    plan.shared_bytes = kernels.lines.shared_bytes(g.across_log2, g.leaf, warps, g.levels);
-  }
-  const auto is_aligned = [&](const Steps& s) {
-    const auto in_step = [&](Index stride, Index count) {
-      return count <= 1 || stride * element % kVectorBytes == 0;
-    };
-    return s.data == nullptr || (reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0 &&
-                                 in_step(s.channel, p.channels) && in_step(s.batch, p.batch));
-  };
-  if (plan.way == Way::columns && kernels.ragged_columns.function != nullptr && is_plain &&
-      g.across_log2 == 0 &&
-      ((p.time % rows != 0 && p.time < kRadix * rows) || !all_steps(is_aligned))) {
-    plan.kernel = &kernels.ragged_columns;
-    plan.prepared = &prepared.ragged_columns;
-  }
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
+}
+
+Plan make_plan(const Problem& p, int device) {
+  Plan plan;
+  Entry& entry = entry_of(p);
+  const PassKernels& kernels = p.backward ? entry.kernels.backward : entry.kernels.forward;
+  Prepared& prepared = p.backward ? entry.backward : entry.forward;
+  // Read for every call: a benchmark compares the ways within one process.
+  const char* forced = std::getenv("SCANRNN_CUDA_KERNEL");
+  plan.way = way_of(p, forced);
+  Args& g = plan.args;
+  set_arrays(p, g);
+
+  const int most_shared = Properties::of(device).most_shared;
+  const Kernel& tiled = plan.way == Way::rows ? kernels.rows : kernels.columns;
+  Cut cut = (plan.way == Way::rows ? cut_rows : cut_columns)(p, tiled, most_shared, g);
+  const unsigned traits = size_traits(p, tiled, plan.way, cut, forced, device, g) |
+                          array_traits(p, tiled, plan.way, cut, g);
+  const Variant* variant = choose(kVariants, kernels, plan.way, traits);
+  if (variant->kernel == &PassKernels::clusters) {
+    plan.clusters = &kernels.clusters;
+    variant = choose(variant + 1, kernels, plan.way, traits);
+  }
+  plan.kernel = &(kernels.*variant->kernel);
+  if (variant->prepared != nullptr) plan.prepared = &(prepared.*variant->prepared);
+  if (variant->way == Way::threads) {
+    const int most = plan.way == Way::rows ? row_band_log2(tiled.vector_bytes) : g.across_log2;
+    g.band_leaves = kWarp >> std::min(g.across_log2, most);
+    g.teams_log2 = 0;
+    cut = {std::max<Index>(1, p.time), std::max<Index>(1, p.channels)};
+    plan.way = Way::threads;
+  }
+
+  const bool packed = static_cast<bool>(p.layout.cu_seqlens) && plan.way != Way::threads;
+  g.tiles = std::max<Index>(1, ceil_div(p.time, cut.rows));
+  g.groups = ceil_div(p.channels, cut.lanes);
+  g.tile_items = packed ? p.time / cut.rows + p.sequences : p.sequences * g.tiles;
+  g.by_groups = Divisor::of(g.groups);
+  g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
+  Index nodes = g.tiles;  // of a sequence
+  if (plan.way == Way::columns && !packed && cut.warps == kRadix && fills_blocks(g.tiles)) {
+    g.fan_log2 = kRadixLog2;
+    nodes = ceil_div(g.tiles, kRadix);
+    g.tiles = nodes * kRadix;
+    g.tile_items = p.sequences * g.tiles;
+  }
+  plan.blocks = ceil_div(p.sequences * p.channels, kThreads);
+  if (plan.way != Way::threads) {
+    for (Index most = 1; most < nodes; most *= kRadix) ++g.levels;
+    plan.blocks = g.tile_items * g.groups;
+    if (plan.way == Way::columns) plan.blocks = ceil_div(plan.blocks, cut.warps);
+    plan.blocks = ceil_div(plan.blocks, Index{1} << g.teams_log2);
+  }
+  plan.threads = cut.warps * kWarp;
+  plan.shared_bytes = plan.kernel->shared_bytes(g.across_log2, g.leaf, cut.warps, g.levels);
+  set_workspace(p, cut, plan);
   return plan;
 }
 

@@ -46,14 +46,12 @@ from ._ops import (
     Descriptor,
     OptTensor,
     Tensors,
-    allocate,
     asks_for_gradients,
     check_devices,
     check_dtype,
     check_sequences,
     check_shape,
     define,
-    describe,
     describe_block,
     describe_row,
     gradient_dims,
@@ -63,7 +61,7 @@ from ._ops import (
     returnable,
     scan,
     situation,
-    stream_of,
+    tail,
     valid_steps,
 )
 
@@ -329,8 +327,7 @@ def _cell(
     else:
         N, D = _check_cell(inputs, c0, sequences, kind, blocks, directions)
     y, final, checkpoints = outputs = _outputs(in0, N, D, kind, blocks, directions, checkpoint)
-    packs, valid, resets = map(describe, sequences)
-    stream = stream_of(in0)
+    rest = tail(sequences, left_padded, in0)
     try:
         for d, places in enumerate(_places(kind, blocks, directions)):
             _core.cell_forward(
@@ -342,12 +339,7 @@ def _cell(
                 describe_row(checkpoints, d) if checkpoints.shape[1] else None,
                 options,
                 reverse != (d == 1),
-                packs,
-                valid,
-                resets,
-                left_padded,
-                stream,
-                allocate,
+                *rest,
             )
     except (TypeError, ValueError):
         _check_cell(inputs, c0, sequences, kind, blocks, directions)  # says it our way
@@ -396,8 +388,7 @@ def _cell_backward(
             *(kind, options, blocks, directions, True),
         )
     *gradients, dc0 = new_gradients((*inputs, c0), wanted)
-    packs, valid, resets = map(describe, sequences)
-    stream = stream_of(in0)
+    rest = tail(sequences, left_padded, in0)
     try:
         for d, places in enumerate(_places(kind, blocks, directions)):
             _core.cell_backward(
@@ -411,12 +402,7 @@ def _cell_backward(
                 describe_row(dc0, d),
                 options,
                 reverse != (d == 1),
-                packs,
-                valid,
-                resets,
-                left_padded,
-                stream,
-                allocate,
+                *rest,
             )
     except (TypeError, ValueError):
         _check_cell(inputs, c0, sequences, kind, blocks, directions)

@@ -241,6 +241,11 @@ def allocate(size: int, ordinal: int) -> tuple[int, Tensor]:
     return memory.data_ptr(), memory
 
 
+def tail(sequences: Sequence[OptTensor], left_padded: bool, like: Tensor) -> tuple[Any, ...]:
+    """What calls of the core end with, behind `reverse`."""
+    return (*map(describe, sequences), left_padded, stream_of(like), allocate)
+
+
 def _batches(
     axes: int, packed: bool, tensors: Sequence[OptTensor]
 ) -> Iterable[Sequence[OptTensor]]:
@@ -265,8 +270,25 @@ def _batches(
     )
 
 
-def _expand_batch(a: Tensor, axes: int, x: Tensor) -> Tensor:
+def _each_batch(
+    function: Callable[..., Any],
+    tensors: Sequence[OptTensor],
+    sequences: Sequence[OptTensor],
+    reverse: bool,
+    *options: bool,
+) -> None:
+    """Call the core for tensors that begin with several batch axes, as the first one does."""
+    like, (cu_seqlens, lengths, reset) = tensors[0], sequences
+    assert like is not None
+    packs, stream = describe(cu_seqlens), stream_of(like)
+    for views in _batches(like.ndim - 2, packs is not None, (*tensors, lengths, reset)):
+        *arrays, valid, resets = map(describe, views)
+        function(*arrays, reverse, packs, valid, resets, *options, stream, allocate)
+
+
+def _expand_batch(a: Tensor, x: Tensor) -> Tensor:
     """View of a with all batch axes of x, if there is more than one."""
+    axes = x.ndim - 2
     return a if axes == 1 else a.expand(*x.shape[:axes], *a.shape[axes:])
 
 
@@ -288,12 +310,8 @@ def _scan(
             _check_scan("scan", "x", x, a, h0, None, None, None)
             raise
     h, final = _fake_scan(a, x, h0, cu_seqlens, lengths, reset)
-    axes, offsets, stream = x.ndim - 2, describe(cu_seqlens), stream_of(x)
-    tensors = (_expand_batch(a, axes, x), x, h0, h, final, lengths, reset)
-    for views in _batches(axes, offsets is not None, tensors):
-        a_, x_, h0_, h_, final_, ls, rs = map(describe, views)
-        options = (reverse, offsets, ls, rs, left_padded, stream, allocate)
-        _core.scan_forward(a_, x_, h0_, h_, final_, *options)
+    tensors = _expand_batch(a, x), x, h0, h, final
+    _each_batch(_core.scan_forward, tensors, (cu_seqlens, lengths, reset), reverse, left_padded)
     return h, final
 
 
@@ -360,14 +378,11 @@ def _scan_backward(
             raise
         return da, dx, dh0
     _check_scan("scan_backward", "h", h, a, h0, cu_seqlens, lengths, reset)
-    axes, offsets, stream = h.ndim - 2, describe(cu_seqlens), stream_of(h)
-    a_full = _expand_batch(a, axes, h)
+    a_full = _expand_batch(a, h)
     da, dx, dh0 = new_gradients((a_full, h, h0), wanted)
-    tensors = (a_full, h, h0, dh, dfinal, da, dx, dh0, lengths, reset)
-    for views in _batches(axes, offsets is not None, tensors):
-        *arrays, ls, rs = map(describe, views)
-        options = (reverse, offsets, ls, rs, left_padded, True, stream, allocate)
-        _core.scan_backward(*arrays, *options)
+    tensors = a_full, h, h0, dh, dfinal, da, dx, dh0
+    sequences = cu_seqlens, lengths, reset
+    _each_batch(_core.scan_backward, tensors, sequences, reverse, left_padded, True)
     if da is not None and da.shape != a.shape:
         da = torch.empty_like(a).copy_(da.sum_to_size(a.shape))
     return da, dx, dh0

@@ -29,6 +29,7 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
+from scanrnn import _docs
 from scanrnn._array.layout import PaddingSide
 from scanrnn._nonlinear import SolveOptions
 from scanrnn._solve_report import SolveReport
@@ -47,6 +48,8 @@ __all__ = [
     "indrnn",
     "indrnn_step",
 ]
+
+_documented = _docs.documented(_docs.TORCH)
 
 
 def solver_numbers(
@@ -197,6 +200,7 @@ def diagonal_gru(
     return_report: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def diagonal_gru(
     r: Tensor,
     z: Tensor,
@@ -219,46 +223,7 @@ def diagonal_gru(
     return_final: bool = False,
     return_report: bool = False,
 ) -> Any:
-    """Gated recurrent unit with diagonal recurrent weights.
-
-        r'_t = sigmoid(r_t + u_r * h_{t-1}),  z'_t = sigmoid(z_t + u_z * h_{t-1})
-        n'_t = tanh(n_t + r'_t * (u_n * h_{t-1} + b_n))
-        h_t = (1 - z'_t) * n'_t + z'_t * h_{t-1}
-
-    Cho et al., "Learning phrase representations using RNN encoder-decoder", 2014, in torch.nn.GRU's
-    form, with vectors in place of the recurrent matrices.
-
-    Args:
-        r: reset gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
-            r, z and n share shape and dtype.
-        z: update gates before the sigmoid.
-        n: candidates before the tanh.
-        u_r: (D,) recurrent weights, in r's dtype or its accumulation dtype.
-        u_z: likewise.
-        u_n: likewise.
-        b_n: (D,) the recurrent bias of the candidate, likewise; None means zeros.
-        h0: states before the first step; None means zeros.
-        axis: the time axis, as in `scan`; likewise reverse to padding_side.
-        tolerance: see the module, likewise max_passes and segment.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-        return_report: return a `SolveReport` too, last.
-
-    Returns:
-        h, and with return_final h_T, and with return_report the report: a tuple
-        if there are several.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Gated recurrent unit with diagonal recurrent weights."""
     return solve_cell(
         "diagonal_gru",
         "diagonal_gru",
@@ -280,6 +245,7 @@ def diagonal_gru(
     )
 
 
+@_documented
 def diagonal_gru_step(
     r: Tensor,
     z: Tensor,
@@ -290,26 +256,7 @@ def diagonal_gru_step(
     b_n: Tensor | None = None,
     h: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One step of `diagonal_gru`, for decoding: what a sequence of one step gives.
-
-    Args:
-        r: (..., D), as in `diagonal_gru` without the time axis, and likewise all up to h.
-        z: see r.
-        n: see r.
-        u_r: see r.
-        u_z: see r.
-        u_n: see r.
-        b_n: see r.
-        h: the state before the step, (..., D); None means zeros.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `diagonal_gru`, for decoding: what a sequence of one step gives."""
     y, state = diagonal_gru(
         one_step(r), one_step(z), one_step(n), u_r, u_z, u_n, b_n, h, return_final=True
     )
@@ -416,6 +363,7 @@ def diagonal_lstm(
     return_report: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def diagonal_lstm(
     i: Tensor | None,
     f: Tensor,
@@ -443,55 +391,7 @@ def diagonal_lstm(
     return_final: bool = False,
     return_report: bool = False,
 ) -> Any:
-    """Long short-term memory with diagonal recurrent weights, and optional peepholes.
-
-        f'_t = sigmoid(f_t + u_f * h_{t-1} + w_f * c_{t-1})
-        i'_t = sigmoid(i_t + u_i * h_{t-1} + w_i * c_{t-1}), or 1 - f'_t without i
-        g'_t = tanh(g_t + u_g * h_{t-1})
-        c_t = f'_t * c_{t-1} + i'_t * g'_t
-        o'_t = sigmoid(o_t + u_o * h_{t-1} + w_o * c_t)
-        h_t = o'_t * tanh(c_t)
-
-    Hochreiter & Schmidhuber, "Long short-term memory", 1997, in torch.nn.LSTM's form, with vectors
-    in place of the recurrent matrices; peepholes w: Gers et al., "Learning precise timing with LSTM
-    recurrent networks", 2002; coupled gates: Greff et al., "LSTM: a search space odyssey", 2017.
-
-    Args:
-        i: input gates before the sigmoid, (batch..., channel) with the time axis inserted at
-            `axis`: (B, T, D) by default. float16, bfloat16, float32 or float64, with any strides;
-            i, f, g and o share shape and dtype. None couples them to the forget gates.
-        f: forget gates before the sigmoid.
-        g: candidates before the tanh.
-        o: output gates before the sigmoid.
-        u_i: (D,) recurrent weights, in f's dtype or its accumulation dtype; None where i is.
-        u_f: (D,) likewise.
-        u_g: likewise.
-        u_o: likewise.
-        w_i: (D,) peepholes, likewise; None means zeros, and must be where i is None.
-        w_f: likewise; None means zeros.
-        w_o: likewise.
-        h0: outputs before the first step; None means zeros.
-        c0: states of the memory before the first step; None means zeros.
-        axis: the time axis, as in `scan`; likewise reverse to padding_side.
-        tolerance: see the module, likewise max_passes and segment.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-        return_report: return a `SolveReport` too, last.
-
-    Returns:
-        h, and with return_final (h_T, c_T), and with return_report the report: a tuple
-        if there are several.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Long short-term memory with diagonal recurrent weights, and optional peepholes."""
     fn = "diagonal_lstm"
     for name, t in (("u_i", u_i), ("w_i", w_i)):
         if i is None and t is not None:
@@ -519,6 +419,7 @@ def diagonal_lstm(
     )
 
 
+@_documented
 def diagonal_lstm_step(
     i: Tensor | None,
     f: Tensor,
@@ -535,31 +436,7 @@ def diagonal_lstm_step(
     w_f: Tensor | None = None,
     w_o: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One step of `diagonal_lstm`, for decoding: what a sequence of one step gives.
-
-    Args:
-        i: (..., D), as in `diagonal_lstm` without the time axis, and likewise all up to u_o.
-        f: see i.
-        g: see i.
-        o: see i.
-        u_i: see i.
-        u_f: see i.
-        u_g: see i.
-        u_o: see i.
-        h: the output of the step before, (..., D); None means zeros.
-        c: the state of the memory, likewise.
-        w_i: as in `diagonal_lstm`, likewise w_f and w_o.
-        w_f: see w_i.
-        w_o: see w_i.
-
-    Returns:
-        The output in the inputs' shape and dtype, and (h, c) after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `diagonal_lstm`, for decoding: what a sequence of one step gives."""
     y, state = diagonal_lstm(
         one_step(i), one_step(f), one_step(g), one_step(o), u_i, u_f, u_g, u_o,
         w_i=w_i, w_f=w_f, w_o=w_o, h0=h, c0=c, return_final=True,
@@ -622,6 +499,7 @@ def indrnn(
     return_report: bool = False,
     **options: Unpack[SolveOptions],
 ) -> Any: ...
+@_documented
 def indrnn(
     p: Tensor,
     u: Tensor,
@@ -640,39 +518,7 @@ def indrnn(
     return_final: bool = False,
     return_report: bool = False,
 ) -> Any:
-    """Independently recurrent network.
-
-        h_t = g(p_t + u * h_{t-1})
-
-    Li et al., "Independently recurrent neural network (IndRNN): building a longer and deeper RNN",
-    2018, equation 2.
-
-    Args:
-        p: inputs before g, (batch..., channel) with the time axis inserted at `axis`: (B, T, D) by
-            default. float16, bfloat16, float32 or float64, with any strides.
-        u: (D,) recurrent weights, in p's dtype or its accumulation dtype.
-        h0: states before the first step; None means zeros.
-        activation: g, "identity", "tanh" or "relu".
-        axis: the time axis, as in `scan`; likewise reverse to padding_side.
-        tolerance: see the module, likewise max_passes and segment.
-        max_passes: see tolerance.
-        segment: see tolerance.
-        reverse: see axis.
-        cu_seqlens: see axis.
-        lengths: see axis; the output is 0 in padding.
-        reset: see axis.
-        padding_side: see axis.
-        return_final: return the final states too.
-        return_report: return a `SolveReport` too, last.
-
-    Returns:
-        h, and with return_final h_T, and with return_report the report: a tuple
-        if there are several.
-
-    Raises:
-        ValueError: a shape, length, offset, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """Independently recurrent network."""
     return solve_cell(
         "indrnn",
         "indrnn",
@@ -694,24 +540,10 @@ def indrnn(
     )
 
 
+@_documented
 def indrnn_step(
     p: Tensor, u: Tensor, h: Tensor | None = None, *, activation: SruActivation = "relu"
 ) -> tuple[Tensor, Tensor]:
-    """One step of `indrnn`, for decoding: what a sequence of one step gives.
-
-    Args:
-        p: (..., D), as in `indrnn` without the time axis.
-        u: as in `indrnn`.
-        h: the state before the step, (..., D); None means zeros.
-        activation: as in `indrnn`.
-
-    Returns:
-        The output in the inputs' shape and dtype, and the state after the step in the accumulation
-        dtype.
-
-    Raises:
-        ValueError: a shape, option or device is wrong.
-        TypeError: a dtype is wrong.
-    """
+    """One step of `indrnn`, for decoding: what a sequence of one step gives."""
     y, state = indrnn(one_step(p), u, h, activation=activation, return_final=True)
     return y.squeeze(-2), state

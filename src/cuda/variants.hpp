@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel runs when: the kernels of a pass, each with the calls that it is for.
+#pragma once
+
+#include "cuda/kernels/table.hpp"
+
+namespace scanrnn::cuda {
+
+/// How a kernel shares out a call: tiles of channels that lie side by side, tiles of steps that do,
+/// or a thread for each sequence and channel.
+enum class Way { rows, columns, threads };
+
+/// What is known of a call and of the tiles that it is cut into.
+enum Trait : unsigned {
+  kForced = 1u << 0,          ///< SCANRNN_CUDA_KERNEL names a way
+  kForcedSerial = 1u << 1,    ///< and that is one serial thread
+  kNoRoom = 1u << 2,          ///< rows: not even the least tile fits into shared memory
+  kOneLeaf = 1u << 3,         ///< so few steps that a tree around them gives the same bits later
+  kFewLeaves = 1u << 4,       ///< it is one tile, and run_ordered can take its leaves
+  kOrderedBest = 1u << 5,     ///< one thread is the better for them (choice.hpp), or forced
+  kPacked = 1u << 6,          ///< sequences are packed
+  kSequences = 1u << 7,       ///< sequences are packed, padded or reset
+  kWholeTiles = 1u << 8,      ///< rows and channels are multiples of a tile's
+  kFewRaggedTiles = 1u << 9,  ///< columns: the last of a sequence's few tiles isn't whole
+  kFullWidth = 1u << 10,      ///< rows: a tile is one band of whole leaves. columns: one channel
+  kClustersBest = 1u << 11,   ///< rows: see are_clusters_best
+  kAllArrays = 1u << 12,      ///< none that the pass can read is absent
+  kAligned = 1u << 13,        ///< columns: every channel of every array starts at a vector
+  kLines = 1u << 14,          ///< rows: every array's channels lie side by side
+  kVectors = 1u << 15,        ///< rows: so, and full tiles are read and written in vectors
+  kLaneVectors = 1u << 16,    ///< what has one value a channel (biases, checkpoints) is so, too
+  kWide = 1u << 17,           ///< some gradient is left in the accumulation type, to be reduced
+  kSums = 1u << 18,           ///< some gradient is summed over time
+  kStepSums = 1u << 19,       ///< and that of an input which isn't a vector
+};
+
+struct Variant {
+  Way way;
+  Kernel PassKernels::* kernel;                     ///< passed over where a cell has none
+  std::atomic<std::uint64_t> Prepared::* prepared;  ///< null: nothing has to be
+  unsigned needs, excludes;                         ///< traits
+};
+
+// Tiles without a test in them; arrays that start anywhere, in calls that ask for nothing else.
+inline constexpr unsigned kWhole = kWholeTiles | kVectors | kLaneVectors;
+inline constexpr unsigned kNotWhole = kSequences | kWide | kStepSums;
+inline constexpr unsigned kPlain = kAllArrays | kFullWidth;
+inline constexpr unsigned kNotPlain = kSequences | kWide | kSums;
+
+using K = PassKernels;
+using P = Prepared;
+/// The first one that can run a call does. Clusters take the place of the next one on devices that
+/// hold them.
+inline constexpr Variant kVariants[] = {
+    {Way::threads, &K::serial, nullptr, kForcedSerial, 0},
+    {Way::threads, &K::serial, nullptr, kNoRoom, 0},
+    {Way::threads, &K::serial, nullptr, kOneLeaf, kPacked | kForced},
+    {Way::threads, &K::ordered, nullptr, kFewLeaves | kOrderedBest, kPacked},
+    {Way::rows, &K::clusters, &P::clusters, kWhole | kClustersBest, kNotWhole | kForced},
+    {Way::rows, &K::whole, &P::whole, kWhole, kNotWhole},
+    {Way::rows, &K::lines, &P::lines, kPlain | kLines, kNotPlain | kVectors},
+    {Way::rows, &K::rows, &P::rows, 0, 0},
+    {Way::columns, &K::ragged_columns, &P::ragged_columns, kPlain | kFewRaggedTiles, kNotPlain},
+    {Way::columns, &K::ragged_columns, &P::ragged_columns, kPlain, kNotPlain | kAligned},
+    {Way::columns, &K::columns, &P::columns, 0, 0},
+};
+
+/// The first of them, from `from` on, that runs a call of these traits.
+inline const Variant* choose(const Variant* from, const PassKernels& kernels, Way way,
+                             unsigned traits) {
+  const auto runs = [&](const Variant& v) {
+    return (v.way == way || v.way == Way::threads) && (traits & v.needs) == v.needs &&
+           (traits & v.excludes) == 0 && (kernels.*v.kernel).function != nullptr;
+  };
+  while (!runs(*from)) ++from;
+  return from;
+}
+
+}  // namespace scanrnn::cuda
