@@ -152,6 +152,7 @@ struct ClusterShared {
   static constexpr int width = P::band_vectors * P::width;  // channels of a tile
   static constexpr int most_parts = kMostClusterLevels * kGroups;
   Affine<A> band[2][kWarps][width];
+  A lost[P::keeps_loss ? kWarps : 1][width];  // of the bands' gains
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {
@@ -362,15 +363,19 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
 
     // --- the maps of leaves, bands, the tile ---
     Affine<A> map[W];
+    Loss<T> loss[W];
     bool cut = false;
 #pragma unroll
     for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
-    leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
-    scan_lanes(map, cut, lane, across, kWarp, false);
+    leaf.template map_in_pass<RowMode::plain_direct>(map, loss, cut);
+    scan_lanes(map, loss, cut, lane, across, kWarp, false);
     auto& band = shared.band[half];
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      if (lane + across >= kWarp) band[warp][leaf.column * W + v] = map[v];
+      if (lane + across >= kWarp) {
+        band[warp][leaf.column * W + v] = map[v];
+        loss[v].store(&shared.lost[warp][leaf.column * W + v]);
+      }
       map[v] = shuffle_up(map[v], across);
       if (lane < across) map[v] = identity<Affine<A>>();
     }
@@ -396,13 +401,21 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     };
     if (warp == 0 && has_channel) {
       Affine<A> own[kWarps];
+      Loss<T> lost[kWarps];
 #pragma unroll
-      for (int b = 0; b < kWarps; ++b) own[b] = band[b][lane];
+      for (int b = 0; b < kWarps; ++b) {
+        own[b] = band[b][lane];
+        lost[b].load(&shared.lost[b][lane]);
+      }
 #pragma unroll
       for (int by = 1; by < kWarps; by *= 2) {
 #pragma unroll
-        for (int b = 0; b < kWarps; b += 2 * by) own[b] = merge(own[b], own[b + by]);
+        for (int b = 0; b < kWarps; b += 2 * by) {
+          lost[b] = lost[b + by].after(lost[b], own[b].a, own[b + by].a);
+          own[b] = merge(own[b], own[b + by]);
+        }
       }
+      own[0].a = lost[0].add_to(own[0].a);
 #pragma unroll
       for (int to = 1; to < kClusterBlocks; ++to) {
         if (to > rank) tell(to, &earlier[rank][lane], own[0], &shared.maps_arrived[half]);

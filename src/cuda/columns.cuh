@@ -435,7 +435,7 @@ struct ColumnLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <ColumnMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A>& map, bool& cut) {
+  __device__ __forceinline__ void map_in_pass(Affine<A>& map, Loss<T>& loss, bool& cut) {
     A gain = entry_gain;
     GainProduct<T> gains;
     bool reset = !kIsPlainColumn<kMode> && entry_cut;
@@ -481,6 +481,7 @@ struct ColumnLeaf {
       }
     }
     map.a = gains.value();
+    loss = gains.loss();
   }
 
   /// Gradients of the inputs in kSet at steps [i, i + W).
@@ -604,7 +605,8 @@ __device__ __forceinline__ Segment<A> product_of_children(const Segment<A>& node
                                                           int lane) {
   Affine<A> map[1] = {wanted ? node.map : identity<Affine<A>>()};
   bool cut = wanted && node.cut;
-  scan_lanes(map, cut, lane % kRadix, 1, kRadix, true);
+  NoLoss loss[1];
+  scan_lanes(map, loss, cut, lane % kRadix, 1, kRadix, true);
   return {map[0], cut};
 }
 
@@ -803,21 +805,23 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[1] = {identity<Affine<A>>()};
+  Loss<T> loss[1];
   bool cut = false;
   if (mode == ColumnMode::plain_up) {
-    leaf.template map_in_pass<ColumnMode::plain_up>(map[0], cut);
+    leaf.template map_in_pass<ColumnMode::plain_up>(map[0], loss[0], cut);
   } else if (mode == ColumnMode::plain_down) {
-    leaf.template map_in_pass<ColumnMode::plain_down>(map[0], cut);
+    leaf.template map_in_pass<ColumnMode::plain_down>(map[0], loss[0], cut);
   } else {
-    leaf.template map_in_pass<ColumnMode::general>(map[0], cut);
+    leaf.template map_in_pass<ColumnMode::general>(map[0], loss[0], cut);
   }
 
   // --- merge -----------------------------------------------------------------------------------
   Tracer<Cell, A, 1> tracer(cell, g, t, Division{kLeaf, each, each, 1}, place, leaf.channel);
   tracer.leaf(map, cut);
-  scan_lanes(map, cut, place, 1, each, g.reset != nullptr, tracer);
+  scan_lanes(map, loss, cut, place, 1, each, g.reset != nullptr, tracer);
   Segment<A> own{shuffle(map[0], kWarp - 1),
                  __shfl_sync(kAllLanes, static_cast<int>(cut), kWarp - 1) != 0};
+  own.map.a = shuffle(loss[0], kWarp - 1).add_to(own.map.a);
   Segment<A> before{shuffle_up(map[0], 1),
                     __shfl_up_sync(kAllLanes, static_cast<int>(cut), 1) != 0};
   if (place == 0) before = {identity<Affine<A>>(), false};

@@ -53,6 +53,7 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int band_log2 = row_band_log2(vector_bytes);
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
+  static constexpr bool keeps_loss = std::is_same_v<Loss<T>, LostGain>;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
   static constexpr int leaf = shape.leaf;
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
@@ -106,7 +107,7 @@ struct RowShared {
   unsigned lane_cuts[P::warps];                 // a bit a lane
   bool leaf_cut[P::threads / P::band_vectors];  // where leaves are kept one by one
   bool part_cut[kMaxLevels * kGroups];
-  // The states before each warp's band, read in vectors.
+  // The states before each warp's band, read in vectors; before, what the bands' gains have lost.
   alignas(kVectorBytes) A band_enter[P::warps][channels];
 };
 
@@ -421,7 +422,7 @@ struct RowLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], bool& cut) {
+  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], Loss<T> (&loss)[W], bool& cut) {
     R gain;
     GainProduct<T> products[W];
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
@@ -460,7 +461,10 @@ struct RowLeaf {
       if constexpr (P::backward) reset = resets_at<kMode>(i);
     }
 #pragma unroll
-    for (int v = 0; v < W; ++v) map[v].a = products[v].value();
+    for (int v = 0; v < W; ++v) {
+      map[v].a = products[v].value();
+      loss[v] = products[v].loss();
+    }
   }
 
   /// Where step 0 of the leaf lies in an output.
@@ -954,13 +958,14 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[W];
+  Loss<T> loss[W];
   bool cut = false;
 #pragma unroll
   for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
   if (mode != RowMode::general) {
-    leaf.template map_in_pass<RowMode::plain_direct>(map, cut);
+    leaf.template map_in_pass<RowMode::plain_direct>(map, loss, cut);
   } else {
-    leaf.template map_in_pass<RowMode::general>(map, cut);
+    leaf.template map_in_pass<RowMode::general>(map, loss, cut);
   }
 
   // --- merge -----------------------------------------------------------------------------------
@@ -978,12 +983,13 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     }
     if (column == 0) shared.leaf_cut[leaf.place] = cut;
   } else {
-    scan_lanes(map, cut, lane, across, kWarp, g.reset != nullptr, tracer);
+    scan_lanes(map, loss, cut, lane, across, kWarp, g.reset != nullptr, tracer);
     if (lane + across >= kWarp) {  // the band's last leaf
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         maps_a[block_warp * width + column * W + v] = map[v].a;
         maps_x[block_warp * width + column * W + v] = map[v].x;
+        loss[v].store(&shared.band_enter[block_warp][column * W + v]);
       }
       shared.band_cut[block_warp] = cut;
     }
@@ -1012,17 +1018,23 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
         Segment<A> band[P::warps];  // merged in pairs: the others wait for this
+        Loss<T> lost[P::warps];
 #pragma unroll
-        for (int b = 0; b < P::warps; ++b) band[b] = total(b, ch);
+        for (int b = 0; b < P::warps; ++b) {
+          band[b] = total(b, ch);
+          lost[b].load(&shared.band_enter[b][ch]);
+        }
 #pragma unroll
         for (int by = 1; by < P::warps; by *= 2) {
 #pragma unroll
           for (int b = 0; b < P::warps; b += 2 * by) {
+            lost[b] = lost[b + by].after(lost[b], band[b].map.a, band[b + by].map.a);
             band[b] = merge(band[b], band[b + by]);
             tracer.warps(by, b, channel0 + ch, band[b + by].map.x, band[b]);
           }
         }
         Segment<A> own = band[0];
+        own.map.a = lost[0].add_to(own.map.a);
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
           const A before = own.map.x;
           own = merge(await_level<A, !kWhole>(nodes_of(ch), stride, t.number, level), own);
