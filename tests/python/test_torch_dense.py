@@ -533,6 +533,19 @@ def test_the_burn_in_follows_the_network():
     assert reports[-1].burn_in < reports[0].burn_in / 2
 
 
+def test_the_burn_in_follows_states_that_outputs_hide():
+    reference = network("LSTM", 5, 16, gate=1, dtype=torch.float32)
+    with torch.no_grad():
+        reference.bias_ih_l0[48:] -= 6  # output gates
+    module = ours(reference, width=64)
+    module._history[0].learn(16)
+    x = sequences(reference, 1000, 1, requires_grad=False)
+    reports = [module(x, return_report=True)[2] for _ in range(6)]
+    assert all(r.status == "converged" for r in reports)
+    assert reports[0].passes > 1
+    assert reports[-1].passes == 1
+
+
 def test_a_network_that_does_not_forget_is_noticed_by_the_probe(monkeypatch):
     monkeypatch.setattr(plan, "GAIN", 0.0)  # on any machine
     plan.choose.cache_clear()
