@@ -979,7 +979,7 @@ CASE(wrong_calls_say_so) {
   back.out = {p.data(), DType::f32, {2, 5, 3}, {15, 3, 1}};
   back.dsum[IndRnnCell::kInput] = {rows.data(), DType::f32, {1, 1, 2}, {0, 0, 1}};
   CHECK_THROWS(solve_backward_workspace_bytes(back, kTarget), InvalidArgument,
-               "indrnn backward: sum of dp has shape (2), expected (3)");
+               "indrnn backward: sum of dp has shape (2,), expected (3,)");
   back.dsum[IndRnnCell::kInput] = {};
   back.dsum[IndRnnCell::kWeight] = {rows.data(), DType::f32, {1, 1, 3}, {0, 0, 1}};
   CHECK_THROWS(solve_backward_workspace_bytes(back, kTarget), InvalidArgument,
