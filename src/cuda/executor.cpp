@@ -56,6 +56,7 @@ struct Plan {
   const Kernel* kernel = nullptr;
   std::atomic<std::uint64_t>* prepared = nullptr;
   const Kernel* clusters = nullptr;  // to be preferred, where the device can hold clusters
+  std::atomic<std::uint64_t>* clusters_prepared = nullptr;
   int cluster_blocks = 1;
   Args args{};
   Index blocks = 0;
@@ -311,8 +312,11 @@ Plan make_plan(const Problem& p, int device) {
     }
   }
   // The kernels' fast ways out: whole lines straight from registers.
-  g.is_direct = plan.way == Way::rows && g.across_log2 >= band_log2;
-  g.is_regular = plan.way == Way::rows && g.across_log2 == band_log2 && g.teams_log2 == 0 &&
+  const bool is_narrow = plan.way == Way::rows && kernels.narrow_whole.function != nullptr &&
+                         g.across_log2 == band_log2 - 1;  // half lines, if all else is whole
+  const int whole_log2 = band_log2 - (is_narrow ? 1 : 0);
+  g.is_direct = plan.way == Way::rows && g.across_log2 >= whole_log2;
+  g.is_regular = plan.way == Way::rows && g.across_log2 == whole_log2 && g.teams_log2 == 0 &&
                  g.leaf == kernel->leaf;
   const auto is_regular = [](const Steps& s) { return s.data == nullptr || s.vector; };
   for (int i = 0; i < p.inputs; ++i) {
@@ -336,14 +340,17 @@ Plan make_plan(const Problem& p, int device) {
   if (plan.way == Way::rows && kernels.whole.function != nullptr && reads_lanes && g.is_regular &&
       g.is_direct && !g.has_wide && sums_vectors_only && g.cu_seqlens == nullptr &&
       g.lengths == nullptr && g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
-    plan.kernel = &kernels.whole;
-    plan.prepared = &prepared.whole;
+    plan.kernel = is_narrow ? &kernels.narrow_whole : &kernels.whole;
+    plan.prepared = is_narrow ? &prepared.narrow_whole : &prepared.whole;
     const bool has_adjacent_rows = std::abs((p.backward ? g.dy : g.out).time) < 2 * p.channels;
     if (kernels.clusters.function != nullptr && forced == nullptr &&
         are_clusters_best(Properties::of(device).major, g.tiles, g.tile_items * g.groups,
                           has_adjacent_rows)) {
-      plan.clusters = &kernels.clusters;
+      plan.clusters = is_narrow ? &kernels.narrow_clusters : &kernels.clusters;
+      plan.clusters_prepared = is_narrow ? &prepared.narrow_clusters : &prepared.clusters;
     }
+  } else if (is_narrow) {
+    g.is_direct = g.is_regular = false;
   }
   // Arrays that start anywhere, in calls that ask for nothing else.
   const auto all_steps = [&](auto&& is_so) {
@@ -415,9 +422,10 @@ cudaLaunchAttribute cluster_dimension(int blocks) {
 
 // Whether the current device can hold a cluster of the kernel's blocks, and the code that it loads
 // was compiled for clusters.
-bool holds_clusters(const Kernel& kernel, Prepared& prepared, int device) {
-  if ((prepared.no_clusters.load(std::memory_order_relaxed) & bit_of(device)) != 0) return false;
-  if ((prepared.clusters.load(std::memory_order_relaxed) & bit_of(device)) != 0) return true;
+bool holds_clusters(const Kernel& kernel, std::atomic<std::uint64_t>& prepared,
+                    std::atomic<std::uint64_t>& not_prepared, int device) {
+  if ((not_prepared.load(std::memory_order_relaxed) & bit_of(device)) != 0) return false;
+  if ((prepared.load(std::memory_order_relaxed) & bit_of(device)) != 0) return true;
   std::atomic<std::uint64_t> unknown{0};  // others must not see the device's bit before the answer
   cudaFuncAttributes has;
   int count = 0;
@@ -433,17 +441,16 @@ bool holds_clusters(const Kernel& kernel, Prepared& prepared, int device) {
     if (cudaOccupancyMaxActiveClusters(&count, kernel.function, &launch) != cudaSuccess) count = 0;
   }
   if (count <= 0) cudaGetLastError();
-  (count > 0 ? prepared.clusters : prepared.no_clusters)
-      .fetch_or(bit_of(device), std::memory_order_relaxed);
+  (count > 0 ? prepared : not_prepared).fetch_or(bit_of(device), std::memory_order_relaxed);
   return count > 0;
 }
 
 // Makes a plan of whole tiles one of clusters, which need no nodes for their own tiles and are as
 // many as run at a time.
-void use_clusters(Plan& plan, std::atomic<std::uint64_t>& prepared, int device) {
+void use_clusters(Plan& plan, int device) {
   Args& g = plan.args;
   plan.kernel = plan.clusters;
-  plan.prepared = &prepared;
+  plan.prepared = plan.clusters_prepared;
   plan.cluster_blocks = kRadix;
   plan.shared_bytes = plan.kernel->shared_bytes(g.across_log2, g.leaf, kWarps, 0);
   g.fan_log2 = kRadixLog2;
@@ -497,8 +504,9 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
   if (plan.clusters != nullptr) {
     Entry& entry = entry_of(problem);
     Prepared& prepared = problem.backward ? entry.backward : entry.forward;
-    if (holds_clusters(*plan.clusters, prepared, target.index)) {
-      use_clusters(plan, prepared.clusters, target.index);
+    if (holds_clusters(*plan.clusters, *plan.clusters_prepared, prepared.no_clusters,
+                       target.index)) {
+      use_clusters(plan, target.index);
     }
   }
   place(plan, start_of(call, workspace, plan.bytes));
