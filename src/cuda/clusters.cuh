@@ -98,11 +98,9 @@ struct Arrivals {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(count)
                  : "memory");
   }
-  /// One of those that are counted, of a barrier of another block.
-  __device__ __forceinline__ void arrive_at(int rank) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-                     address_in(shared_address(&barrier), rank))
-                 : "memory");
+  /// One of those that are counted, once this thread and those that it has met are done.
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
   }
   /// Once a phase, after the one before it has ended. Some may have arrived already.
   __device__ __forceinline__ void expect(unsigned bytes) {
@@ -162,22 +160,25 @@ struct ClusterShared {
   /// Those of a tile's channels that a lane has: so many, side by side.
   static constexpr int own = width > kWarp ? width / kWarp : 1;
   static_assert(own <= 2);
+  /// Places for the maps of so many rounds. Where there is room for no more than one, a block tells
+  /// the first one when all its warps have read them.
+  static constexpr int halves = own > 1 ? 1 : 2;
   /// Whether all warps meet once a tile has arrived: backward, as they read each other's rows.
   /// Where they don't, some may still need their bands when others have the next ones.
-  static constexpr bool meets = P::backward || own > 1;
+  static constexpr bool meets = P::backward || P::width > 4;
   alignas(kVectorBytes) Affine<A> band[meets ? 1 : 2][kWarps][width];
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {
-    alignas(kVectorBytes) Affine<A> earlier[kRadix - 1][width];
+    alignas(kVectorBytes) Affine<A> earlier[halves][kRadix - 1][width];
     alignas(kVectorBytes) Affine<A> part[most_parts][width];
   };
   alignas(kVectorBytes) A enter[2][width];  // the state before the cluster
-  unsigned ticket;
+  unsigned ticket, passed[kRadix];
   Tile tile[kWarps];  // registers are few; warps get there apart
 #if SCANRNN_HAS_CLUSTERS
-  Arrivals maps_arrived, enter_arrived[2], ticket_arrived;
-  Arrivals maps_read;  // of the first block: warps of the others
+  Arrivals maps_arrived[halves], enter_arrived[2], ticket_arrived, passed_arrived;
+  Arrivals maps_read;  // by this block's warps
 #endif
 };
 
@@ -200,7 +201,7 @@ struct LeafStates<P, true> {
   using R = Lanes<T, P::width>;
   static constexpr int kLeaf = P::leaf, W = P::width;
   /// Those that there are registers for while the adjoint is awaited.
-  static constexpr int kEarly = sizeof(T) == 8 ? kLeaf - 1 : kLeaf;
+  static constexpr int kEarly = kLeaf - 1;
   Vector<T, W> before[kLeaf];
 
   /// Into the L2 cache.
@@ -290,6 +291,7 @@ __global__ void __launch_bounds__(kThreads,
   using R = Lanes<T, W>;
   constexpr int width = ClusterShared<P>::width, across = P::band_vectors;
   constexpr int kOwn = ClusterShared<P>::own;
+  constexpr int kHalves = ClusterShared<P>::halves;
   constexpr bool kMeets = ClusterShared<P>::meets;
   struct Own {  // a lane's channels
     A of[kOwn];
@@ -317,9 +319,10 @@ __global__ void __launch_bounds__(kThreads,
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) shared.enter_arrived[i].init();
-    shared.maps_arrived.init();
-    shared.maps_read.init((kClusterBlocks - 1) * kWarps);
+    for (int i = 0; i < kHalves; ++i) shared.maps_arrived[i].init();
     shared.ticket_arrived.init();
+    shared.passed_arrived.init();
+    shared.maps_read.init(kWarps);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     shared.ticket_arrived.expect(sizeof(shared.ticket));
   }
@@ -355,8 +358,10 @@ __global__ void __launch_bounds__(kThreads,
     const unsigned half = round % 2, phase = round / 2;
     if (threadIdx.x == 0) {
       shared.ticket_arrived.expect(sizeof(shared.ticket));
-      if (rank > 0) {
-        shared.maps_arrived.expect(rank * sizeof(shared.earlier[0]));
+      if (rank == 0) {
+        shared.passed_arrived.expect((kHalves == 1 ? kLast : 1) * sizeof(shared.passed[0]));
+      } else {
+        shared.maps_arrived[round % kHalves].expect(rank * sizeof(shared.earlier[0][0]));
         shared.enter_arrived[half].expect(sizeof(shared.enter[0]));
       }
     }
@@ -410,12 +415,15 @@ __global__ void __launch_bounds__(kThreads,
     Word* const nodes =
         g.nodes + ((t.first_item / kClusterBlocks * g.groups + t.group) * width + lane) * kWords;
     const auto part_nodes = [&](int part) { return nodes + part * (kWarp * kWords); };
+    auto& earlier = shared.earlier[round % kHalves];
+    Arrivals& maps_arrived = shared.maps_arrived[round % kHalves];
+    const auto tell_passed = [&] { tell(0, &shared.passed[rank], 0u, &shared.passed_arrived); };
     /// The product of the maps of tiles [first, end) of the cluster.
     const auto product_of = [&](int first, int end, int ch) {
-      Affine<A> all = shared.earlier[first][ch];
+      Affine<A> all = earlier[first][ch];
 #pragma unroll
       for (int i = 1; i < kAhead; ++i) {
-        if (first + i < end) all = merge(all, shared.earlier[first + i][ch]);
+        if (first + i < end) all = merge(all, earlier[first + i][ch]);
       }
       return all;
     };
@@ -430,10 +438,10 @@ __global__ void __launch_bounds__(kThreads,
       }
 #pragma unroll
       for (int to = 1; to < kClusterBlocks; ++to) {
-        if (to > rank) tell(to, &shared.earlier[rank][ch], own[0], &shared.maps_arrived);
+        if (to > rank) tell(to, &earlier[rank][ch], own[0], &maps_arrived);
       }
+      if (rank == kLast) maps_arrived.await(round / kHalves);
       if (rank == kLast && g.levels > 0) {
-        shared.maps_arrived.await(round);
         Segment<A> node{
             merge(merge(product_of(0, kAhead, ch), product_of(kAhead, kLast, ch)), own[0]), false};
         for (int level = 0; digit_of(cluster, level) == kRadix - 1; ++level) {
@@ -441,6 +449,7 @@ __global__ void __launch_bounds__(kThreads,
         }
         Node<A>::publish(part_nodes(warp) + cluster * stride, node);
       }
+      if (kHalves > 1 && rank == kLast && lane == 0) tell_passed();
     }
     if (rank == 0) {
       if (g.levels > 0 && cluster > 0) {
@@ -474,13 +483,13 @@ __global__ void __launch_bounds__(kThreads,
         }
       }
       if (asks) {
-        shared.maps_read.await(round);
+        shared.passed_arrived.await(round);
         tell_ticket(next);
       }
       __syncwarp();
       states.load(leaf);
     } else {
-      shared.maps_arrived.await(round);
+      maps_arrived.await(round / kHalves);
       const int here = has_channel ? channel : 0;
       Affine<A> before[kGroups][kOwn];
 #pragma unroll
@@ -490,8 +499,14 @@ __global__ void __launch_bounds__(kThreads,
           if (rank > group * kAhead) before[group][k] = product_of(group * kAhead, rank, here + k);
         }
       }
-      __syncwarp();
-      if (lane == 0) shared.maps_read.arrive_at(0);
+      if constexpr (kHalves == 1) {
+        __syncwarp();
+        if (lane == 0) shared.maps_read.arrive();
+        if (warp == kWarps - 1) {
+          shared.maps_read.await(round);
+          if (lane == 0) tell_passed();
+        }
+      }
       states.load(leaf);
       shared.enter_arrived[half].await(phase);
 #pragma unroll
