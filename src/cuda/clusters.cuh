@@ -49,15 +49,15 @@ inline constexpr int kClusterBlocks = kRadix;
 /// for without a spill (complex128, and backward float64, do spill).
 template <class Cell, class T, bool kBackward>
 inline constexpr bool has_clusters =
-    std::is_same_v<Cell, ScanCell> && sizeof(T) == sizeof(Acc<T>) && sizeof(T) <= 8 &&
-    !(kBackward && std::is_same_v<T, double>);
+    std::is_same_v<Cell, ScanCell> && sizeof(T) <= 8 && !(kBackward && std::is_same_v<T, double>);
 
 template <class P>
 struct ClusterPass {
   /// Arrays that are staged: backward, states wait in registers while the state before a tile is
-  /// still unknown, and so a third block finds room.
-  static constexpr int slots = P::slots - (P::reads_states ? 1 : 0);
-  static_assert(!P::reads_states || P::states_slot == slots);
+  /// still unknown, and so a third block finds room. The 16-bit types have no registers for it.
+  static constexpr bool holds_states = P::reads_states && P::width <= 4;
+  static constexpr int slots = P::slots - (holds_states ? 1 : 0);
+  static_assert(!P::reads_states || P::states_slot == P::slots - 1);
   static constexpr int staged_bytes = slots * P::slot_bytes(P::leaf);
   /// Blocks that a multiprocessor holds.
   static constexpr int blocks = 224 * 1024 / (staged_bytes + 8 * 1024);
@@ -93,8 +93,14 @@ __device__ __forceinline__ void sync_cluster() {
 struct Arrivals {
   Word barrier;
 
-  __device__ __forceinline__ void init() {
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");
+  /// `count`: threads that arrive in a phase.
+  __device__ __forceinline__ void init(int count = 1) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(count)
+                 : "memory");
+  }
+  /// One of those that are counted, once this thread and those that it has met are done.
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
   }
   /// Once a phase, after the one before it has ended. Some may have arrived already.
   __device__ __forceinline__ void expect(unsigned bytes) {
@@ -151,30 +157,44 @@ struct ClusterShared {
   using A = Acc<typename P::Type>;
   static constexpr int width = P::band_vectors * P::width;  // channels of a tile
   static constexpr int most_parts = kMostClusterLevels * kGroups;
-  Affine<A> band[2][kWarps][width];
-  A lost[P::keeps_loss ? kWarps : 1][width];  // of the bands' gains
+  /// Those of a tile's channels that a lane has: so many, side by side.
+  static constexpr int own = width > kWarp ? width / kWarp : 1;
+  static_assert(own <= 2);
+  /// Places for the maps of so many rounds. Where there is room for no more than one, a block tells
+  /// the first one when all its warps have read them.
+  static constexpr int halves = own > 1 ? 1 : 2;
+  /// Whether all warps meet once a tile has arrived: backward, as they read each other's rows.
+  /// Where they don't, some may still need their bands when others have the next ones.
+  static constexpr bool meets = P::backward || P::width > 4;
+  alignas(kVectorBytes) Affine<A> band[meets ? 1 : 2][kWarps][width];
+  A lost[P::keeps_loss && !meets ? 2 : 1][P::keeps_loss ? kWarps : 1][width];  // of their gains
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {
-    Affine<A> earlier[2][kRadix - 1][width];
-    Affine<A> part[most_parts][width];
+    alignas(kVectorBytes) Affine<A> earlier[halves][kRadix - 1][width];
+    alignas(kVectorBytes) Affine<A> part[most_parts][width];
   };
-  A enter[2][width];  // the state before the cluster
-  unsigned ticket, passed;
-  Tile tile[kWarps];  // backward, where registers are few; warps get there apart
+  alignas(kVectorBytes) A enter[2][width];  // the state before the cluster
+  unsigned ticket, passed[kRadix];
+  Tile tile[kWarps];  // registers are few; warps get there apart
 #if SCANRNN_HAS_CLUSTERS
-  Arrivals maps_arrived[2], enter_arrived[2], ticket_arrived, passed_arrived;
+  Arrivals maps_arrived[halves], enter_arrived[2], ticket_arrived, passed_arrived;
+  Arrivals maps_read;  // by this block's warps
 #endif
 };
 
 /// Backward: the states before the steps of a leaf, fetched while the adjoint that the leaf starts
 /// from is still unknown.
-template <class P, bool = P::reads_states>
+template <class P, bool = ClusterPass<P>::holds_states>
 struct LeafStates {
   template <class Leaf>
   __device__ __forceinline__ void prefetch(const Leaf&) {}
   template <class Leaf>
   __device__ __forceinline__ void load(const Leaf&) {}
+  template <class Leaf, class R>
+  __device__ __forceinline__ void finish(Leaf& leaf, R& state, R& leave) {
+    leaf.template finish<RowMode::plain_direct>(state, leave);
+  }
 };
 template <class P>
 struct LeafStates<P, true> {
@@ -182,7 +202,7 @@ struct LeafStates<P, true> {
   using R = Lanes<T, P::width>;
   static constexpr int kLeaf = P::leaf, W = P::width;
   /// Those that there are registers for while the adjoint is awaited.
-  static constexpr int kEarly = sizeof(T) == 8 ? kLeaf - 1 : kLeaf;
+  static constexpr int kEarly = kLeaf - 1;
   Vector<T, W> before[kLeaf];
 
   /// Into the L2 cache.
@@ -258,11 +278,12 @@ struct LeafStates<P, true> {
 /// Args as for run_rows<..., kWhole>, but a ticket is a cluster's: fan_log2 is kRadixLog2, nodes
 /// are those of clusters, (tile_items / kRadix, groups, lanes), and levels those above them, none
 /// if a sequence is one cluster's.
-template <class Cell, class T, bool kBackward>
-__global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward, T>>::blocks))
+template <class Cell, class T, bool kBackward, bool kNarrow = false>
+__global__ void __launch_bounds__(kThreads,
+                                  (ClusterPass<RowPass<Cell, kBackward, T, kNarrow>>::blocks))
     run_clusters(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
 #if SCANRNN_HAS_CLUSTERS
-  using P = RowPass<Cell, kBackward, T>;
+  using P = RowPass<Cell, kBackward, T, kNarrow>;
   static_assert(has_clusters<Cell, T, kBackward> && !P::recomputes && !P::has_late &&
                 P::threads == kThreads);
   const Args& g = known<P, true>(args);
@@ -270,7 +291,12 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
   constexpr int W = P::width;
   using R = Lanes<T, W>;
   constexpr int width = ClusterShared<P>::width, across = P::band_vectors;
-  static_assert(width <= kWarp);
+  constexpr int kOwn = ClusterShared<P>::own;
+  constexpr int kHalves = ClusterShared<P>::halves;
+  constexpr bool kMeets = ClusterShared<P>::meets;
+  struct Own {  // a lane's channels
+    A of[kOwn];
+  };
   constexpr int rows = kThreads / across * P::leaf;
   constexpr Index kWords = Node<A>::words;
 
@@ -282,7 +308,10 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
   const int rank = rank_in_cluster();
   constexpr int kLast = kClusterBlocks - 1;
   const bool asks = rank == 0 && threadIdx.x == kThreads - kWarp;
-  const bool has_channel = lane < width;
+  const int channel = lane * kOwn;  // a lane's first one of the tile
+  const bool has_channel = channel < width;
+  // Where warps share channels out instead, one a lane, these warps begin.
+  constexpr int kParts = (width + kWarp - 1) / kWarp;
   const unsigned tickets =
       static_cast<unsigned>(g.tile_items / kClusterBlocks) * static_cast<unsigned>(g.groups);
   const bool ascending = kBackward == g.reverse;
@@ -290,12 +319,11 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
       (ascending ? warp : kWarps - 1 - warp) * P::band_leaves * P::leaf + lane / P::band_vectors;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      shared.maps_arrived[i].init();
-      shared.enter_arrived[i].init();
-    }
+    for (int i = 0; i < 2; ++i) shared.enter_arrived[i].init();
+    for (int i = 0; i < kHalves; ++i) shared.maps_arrived[i].init();
     shared.ticket_arrived.init();
     shared.passed_arrived.init();
+    shared.maps_read.init(kWarps);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     shared.ticket_arrived.expect(sizeof(shared.ticket));
   }
@@ -310,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
   const auto stage = [&](const Tile& t) {
 #pragma unroll
     for (int s = 0; s < ClusterPass<P>::slots; ++s) {
-      stage_whole<P, P::band_leaves>(staged_array<P>(g, s), t, t.group * width, first_row,
+      stage_whole<P, P::band_leaves>(staged_array<P>(g, s), g, t, t.group * width, first_row,
                                      slots + s * P::slot_bytes(P::leaf));
     }
     end_copies();
@@ -319,17 +347,12 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
   if (asks) tell_ticket(atomicAdd(g.ticket, 1u));
   shared.ticket_arrived.await(0);
   unsigned ticket = shared.ticket;
-  Tile own_tile;
-  const Tile& t = kBackward ? shared.tile[warp] : own_tile;
+  const Tile& t = shared.tile[warp];
   const auto begin = [&] {
     const Tile next = whole_tile_of<kBackward>(g, ticket, rows, rank);
     stage(next);
-    if constexpr (kBackward) {
-      if (lane == 0) shared.tile[warp] = next;
-      __syncwarp();
-    } else {
-      own_tile = next;
-    }
+    if (lane == 0) shared.tile[warp] = next;
+    __syncwarp();
   };
   if (ticket < tickets) begin();
   for (unsigned round = 0; ticket < tickets; ++round) {
@@ -337,15 +360,20 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     if (threadIdx.x == 0) {
       shared.ticket_arrived.expect(sizeof(shared.ticket));
       if (rank == 0) {
-        shared.passed_arrived.expect(sizeof(shared.passed));
+        shared.passed_arrived.expect((kHalves == 1 ? kLast : 1) * sizeof(shared.passed[0]));
       } else {
-        shared.maps_arrived[half].expect(rank * sizeof(shared.earlier[0][0]));
+        shared.maps_arrived[round % kHalves].expect(rank * sizeof(shared.earlier[0][0]));
         shared.enter_arrived[half].expect(sizeof(shared.enter[0]));
       }
     }
     const Index channel0 = t.group * width;
-    A enter = Constant<A>::of(0);
-    if (rank == 0 && has_channel) enter = load_state<T>(g.enter, t.sequence, channel0 + lane);
+    Own run{};
+    if (rank == 0 && has_channel) {
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        run.of[k] = load_state<T>(g.enter, t.sequence, channel0 + channel + k);
+      }
+    }
     RowLeaf<P, T, true> leaf(g, t, cell, slots, nullptr, channel0, rows, team);
     leaf.valid = (1u << P::leaf) - 1;
     leaf.channels = W;
@@ -354,12 +382,14 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
       leaf.take_neighbours(true);
     }
     await_groups<0>();
-    if constexpr (kBackward) {  // which reads a neighbour's row, and only until the next barrier
+    if constexpr (kMeets) {
       __syncthreads();
-      leaf.take_neighbours(false);
     } else {
       __syncwarp();
     }
+    // Which reads neighbours' rows, and only until the next barrier.
+    if constexpr (kBackward) leaf.take_neighbours(false);
+    if constexpr (P::reads_states && !ClusterPass<P>::holds_states) leaf.take_next_state();
 
     // --- the maps of leaves, bands, the tile ---
     Affine<A> map[W];
@@ -369,12 +399,13 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
     leaf.template map_in_pass<RowMode::plain_direct>(map, loss, cut);
     scan_lanes(map, loss, cut, lane, across, kWarp, false);
-    auto& band = shared.band[half];
+    auto& band = shared.band[kMeets ? 0 : half];
+    auto& band_lost = shared.lost[P::keeps_loss && !kMeets ? half : 0];
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       if (lane + across >= kWarp) {
         band[warp][leaf.column * W + v] = map[v];
-        loss[v].store(&shared.lost[warp][leaf.column * W + v]);
+        loss[v].store(&band_lost[warp][leaf.column * W + v]);
       }
       map[v] = shuffle_up(map[v], across);
       if (lane < across) map[v] = identity<Affine<A>>();
@@ -385,27 +416,30 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     states.prefetch(leaf);
 
     // --- between tiles: the last block publishes, the first one fetches ---
-    const Index cluster = t.number / kClusterBlocks;
+    const int cluster = static_cast<int>(t.number / kClusterBlocks);
     const Index stride = g.groups * width * kWords;
     Word* const nodes =
         g.nodes + ((t.first_item / kClusterBlocks * g.groups + t.group) * width + lane) * kWords;
-    auto& earlier = shared.earlier[half];
+    const auto part_nodes = [&](int part) { return nodes + part * (kWarp * kWords); };
+    auto& earlier = shared.earlier[round % kHalves];
+    Arrivals& maps_arrived = shared.maps_arrived[round % kHalves];
+    const auto tell_passed = [&] { tell(0, &shared.passed[rank], 0u, &shared.passed_arrived); };
     /// The product of the maps of tiles [first, end) of the cluster.
-    const auto product_of = [&](int first, int end) {
-      Affine<A> all = earlier[first][lane];
+    const auto product_of = [&](int first, int end, int ch) {
+      Affine<A> all = earlier[first][ch];
 #pragma unroll
       for (int i = 1; i < kAhead; ++i) {
-        if (first + i < end) all = merge(all, earlier[first + i][lane]);
+        if (first + i < end) all = merge(all, earlier[first + i][ch]);
       }
       return all;
     };
-    if (warp == 0 && has_channel) {
+    if (const int ch = threadIdx.x; ch < width) {
       Affine<A> own[kWarps];
       Loss<T> lost[kWarps];
 #pragma unroll
       for (int b = 0; b < kWarps; ++b) {
-        own[b] = band[b][lane];
-        lost[b].load(&shared.lost[b][lane]);
+        own[b] = band[b][ch];
+        lost[b].load(&band_lost[b][ch]);
       }
 #pragma unroll
       for (int by = 1; by < kWarps; by *= 2) {
@@ -418,29 +452,28 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
       own[0].a = lost[0].add_to(own[0].a);
 #pragma unroll
       for (int to = 1; to < kClusterBlocks; ++to) {
-        if (to > rank) tell(to, &earlier[rank][lane], own[0], &shared.maps_arrived[half]);
+        if (to > rank) tell(to, &earlier[rank][ch], own[0], &maps_arrived);
       }
-      if (rank == kLast) {
-        shared.maps_arrived[half].await(phase);
-        if (g.levels > 0) {
-          Segment<A> node{merge(merge(product_of(0, kAhead), product_of(kAhead, kLast)), own[0]),
-                          false};
-          for (int level = 0; digit_of(cluster, level) == kRadix - 1; ++level) {
-            node = merge(await_level<A, false>(nodes, stride, cluster, level), node);
-          }
-          Node<A>::publish(nodes + cluster * stride, node);
+      if (rank == kLast) maps_arrived.await(round / kHalves);
+      if (rank == kLast && g.levels > 0) {
+        Segment<A> node{
+            merge(merge(product_of(0, kAhead, ch), product_of(kAhead, kLast, ch)), own[0]), false};
+        for (int level = 0; digit_of(cluster, level) == kRadix - 1; ++level) {
+          node = merge(await_level<A, false>(part_nodes(warp), stride, cluster, level), node);
         }
-        if (lane == 0) tell(0, &shared.passed, 0u, &shared.passed_arrived);
+        Node<A>::publish(part_nodes(warp) + cluster * stride, node);
       }
+      if (kHalves > 1 && rank == kLast && lane == 0) tell_passed();
     }
-    A run = enter;
     if (rank == 0) {
       if (g.levels > 0 && cluster > 0) {
-        // The warp that sends maps fetches last, if at all.
-        for (int part = kWarps - 1 - warp; part < g.levels * kGroups; part += kWarps) {
+        // The warps that send maps fetch last, if at all.
+        for (int i = kWarps - 1 - warp; i < g.levels * kGroups * kParts; i += kWarps) {
+          const int part = i / kParts, ch = i % kParts * kWarp + lane;
           const int level = part / kGroups, first = part % kGroups * kAhead;
-          if (digit_of(cluster, level) <= first || !has_channel) continue;
-          shared.part[part][lane] = await_group<A, false>(nodes, stride, cluster, level, first).map;
+          if (digit_of(cluster, level) <= first || ch >= width) continue;
+          shared.part[part][ch] =
+              await_group<A, false>(part_nodes(i % kParts), stride, cluster, level, first).map;
         }
         __syncthreads();
         for (int level = g.levels - 1; level >= 0; --level) {
@@ -448,7 +481,10 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
 #pragma unroll
           for (int group = 0; group < kGroups; ++group) {
             if (digit <= group * kAhead || !has_channel) break;
-            run = apply(shared.part[level * kGroups + group][lane], run);
+#pragma unroll
+            for (int k = 0; k < kOwn; ++k) {
+              run.of[k] = apply(shared.part[level * kGroups + group][channel + k], run.of[k]);
+            }
           }
         }
       }
@@ -456,7 +492,8 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
       if (asks) next = atomicAdd(g.ticket, 1u);
       for (int to = warp; to < kClusterBlocks; to += kWarps) {
         if (to > 0 && has_channel) {
-          tell(to, &shared.enter[half][lane], run, &shared.enter_arrived[half]);
+          tell(to, reinterpret_cast<Own*>(&shared.enter[half][channel]), run,
+               &shared.enter_arrived[half]);
         }
       }
       if (asks) {
@@ -466,37 +503,50 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
       __syncwarp();
       states.load(leaf);
     } else {
-      shared.maps_arrived[half].await(phase);
-      const int here = has_channel ? lane : 0;
-      Affine<A> before[kGroups];
+      maps_arrived.await(round / kHalves);
+      const int here = has_channel ? channel : 0;
+      Affine<A> before[kGroups][kOwn];
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        if (rank > group * kAhead && has_channel) before[group] = product_of(group * kAhead, rank);
+#pragma unroll
+        for (int k = 0; k < kOwn; ++k) {
+          if (rank > group * kAhead) before[group][k] = product_of(group * kAhead, rank, here + k);
+        }
+      }
+      if constexpr (kHalves == 1) {
+        __syncwarp();
+        if (lane == 0) shared.maps_read.arrive();
+        if (warp == kWarps - 1) {
+          shared.maps_read.await(round);
+          if (lane == 0) tell_passed();
+        }
       }
       states.load(leaf);
       shared.enter_arrived[half].await(phase);
-      run = shared.enter[half][here];
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        if (rank > group * kAhead && has_channel) run = apply(before[group], run);
+      for (int k = 0; k < kOwn; ++k) {
+        run.of[k] = shared.enter[half][here + k];
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          if (rank > group * kAhead) run.of[k] = apply(before[group][k], run.of[k]);
+        }
       }
     }
 
     // --- finish ---
     for (int b = 0; b < warp; ++b) {
-      if (has_channel) run = apply(band[b][lane], run);
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        if (has_channel) run.of[k] = apply(band[b][channel + k], run.of[k]);
+      }
     }
     R state;
 #pragma unroll
     for (int v = 0; v < W; ++v) {
-      state.lane[v] = apply(map[v], shuffle(run, leaf.column * W + v));
+      state.lane[v] = apply(map[v], shuffle(run.of[v % kOwn], (leaf.column * W + v) / kOwn));
     }
     R leave;
-    if constexpr (kBackward) {
-      states.finish(leaf, state, leave);
-    } else {
-      leaf.template finish<RowMode::plain_direct>(state, leave);
-    }
+    states.finish(leaf, state, leave);
     if (t.is_last() && leaf.place == kThreads / across - 1) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {

@@ -48,13 +48,23 @@ Entry& entry_of(const Problem& p) {
   throw DeviceError(std::string(p.call) + ": the cell was compiled without CUDA kernels");
 }
 
+const PassKernels& kernels_of(const Problem& p) {
+  const CellKernels& kernels = entry_of(p).kernels;
+  return p.backward ? kernels.backward : kernels.forward;
+}
+
+Prepared& prepared_of(const Problem& p) {
+  Entry& entry = entry_of(p);
+  return p.backward ? entry.backward : entry.forward;
+}
+
 // --- the plan ----------------------------------------------------------------------------------
 
 struct Plan {
   Way way = Way::rows;
+  const Variant* variant = nullptr;
+  const Variant* clusters = nullptr;  // to be preferred, where the device can hold clusters
   const Kernel* kernel = nullptr;
-  std::atomic<std::uint64_t>* prepared = nullptr;
-  const Kernel* clusters = nullptr;  // to be preferred, where the device can hold clusters
   int cluster_blocks = 1;
   Args args{};
   Index blocks = 0;
@@ -116,8 +126,8 @@ void set_arrays(const Problem& p, Args& g) {
 struct Cut {
   Index rows = 1, lanes = 1;  // its steps and channels
   int warps = kWarps;
-  bool has_room = true;        // of shared memory
-  bool is_full_width = false;  // see kFullWidth
+  bool has_room = true;  // of shared memory
+  unsigned width = 0;    // of the traits, kFullWidth or kHalfWidth
 };
 
 // What kernels have beside the shared memory that a launch asks for, at most.
@@ -154,7 +164,11 @@ Cut cut_rows(const Problem& p, const Kernel& kernel, int most_shared, Args& g) {
   }
   cut.rows = (threads >> g.across_log2 >> g.teams_log2) * g.leaf;
   cut.lanes = width << g.across_log2;
-  cut.is_full_width = g.across_log2 == band_log2 && g.teams_log2 == 0 && g.leaf == kernel.leaf;
+  if (g.teams_log2 == 0 && g.leaf == kernel.leaf) {
+    cut.width = g.across_log2 == band_log2       ? kFullWidth
+                : g.across_log2 == band_log2 - 1 ? kHalfWidth
+                                                 : 0u;
+  }
   return cut;
 }
 
@@ -171,7 +185,7 @@ Cut cut_columns(const Problem& p, const Kernel& kernel, int most_shared, Args& g
   }
   cut.rows = (kWarp >> g.across_log2) * g.leaf;
   cut.lanes = Index{1} << g.across_log2;
-  cut.is_full_width = g.across_log2 == 0;
+  cut.width = g.across_log2 == 0 ? kFullWidth : 0u;
   return cut;
 }
 
@@ -200,7 +214,7 @@ unsigned size_traits(const Problem& p, const Kernel& kernel, Way way, const Cut&
                      const char* forced, int device, const Args& g) {
   const bool in_rows = way == Way::rows;
   unsigned traits =
-      when(forced != nullptr, kForced) |
+      cut.width | when(forced != nullptr, kForced) |
       when(forced != nullptr && std::strcmp(forced, "serial") == 0, kForcedSerial) |
       when(!cut.has_room, kNoRoom) | when(p.time <= kernel.leaf, kOneLeaf) |
       when(p.time <= cut.rows && ceil_div(p.time, g.leaf) <= kOrderedLeaves, kFewLeaves) |
@@ -210,8 +224,7 @@ unsigned size_traits(const Problem& p, const Kernel& kernel, Way way, const Cut&
       when(static_cast<bool>(p.layout.cu_seqlens), kPacked) |
       when(p.layout.cu_seqlens || p.layout.lengths || p.layout.reset, kSequences) |
       when(p.time % cut.rows == 0 && p.channels % cut.lanes == 0, kWholeTiles) |
-      when(p.time % cut.rows != 0 && p.time < kRadix * cut.rows, kFewRaggedTiles) |
-      when(cut.is_full_width, kFullWidth);
+      when(p.time % cut.rows != 0 && p.time < kRadix * cut.rows, kFewRaggedTiles);
   if (in_rows) {
     const Index tiles = std::max<Index>(1, ceil_div(p.time, cut.rows));
     const Index all_tiles = p.sequences * tiles * ceil_div(p.channels, cut.lanes);
@@ -264,23 +277,25 @@ unsigned array_traits(const Problem& p, const Kernel& kernel, Way way, const Cut
     if (gradient_of(p, i) == Gradient::written) set_vector(g.din[i]);
   }
 
-  // The kernels' fast ways: a tile read a vector a thread, whole lines straight from registers.
-  const auto is_regular = [](const Steps& s) { return s.data == nullptr || s.vector; };
-  g.is_regular = in_rows && cut.is_full_width && is_regular(g.states) && is_regular(g.dy);
-  g.is_direct =
-      in_rows && g.across_log2 >= row_band_log2(kernel.vector_bytes) && (!p.out || g.out.vector);
+  const auto is_vectors = [](const Steps& s) { return s.data == nullptr || s.vector; };
+  bool reads_vectors = in_rows && is_vectors(g.states) && is_vectors(g.dy);
+  bool writes_vectors = in_rows && (!p.out || g.out.vector);
   bool reads_lanes = starts_vector(g.checkpoints, kVectorBytes);
   for (int i = 0; i < p.inputs; ++i) {
     const Steps& in = g.in[i];
     if (is_stored(gradient_of(p, i))) {
-      g.is_direct = g.is_direct && (g.din[i].wide || g.din[i].vector);
+      writes_vectors = writes_vectors && (g.din[i].wide || g.din[i].vector);
     }
     if (!is_vector_input(i)) {
-      g.is_regular = g.is_regular && is_regular(in);
+      reads_vectors = reads_vectors && is_vectors(in);
     } else if (in.data != nullptr) {
       reads_lanes = reads_lanes && in.channel == 1 && starts_vector(in.data, kVectorBytes);
     }
   }
+
+  // The kernels' fast ways: a tile read a vector a thread, whole lines straight from registers.
+  g.is_regular = reads_vectors && cut.width == kFullWidth;
+  g.is_direct = writes_vectors && g.across_log2 >= row_band_log2(kernel.vector_bytes);
 
   const auto all_arrays = [&](auto&& is_so) {
     const auto holds = [&](const Steps& s) { return s.data == nullptr || is_so(s); };
@@ -295,7 +310,7 @@ unsigned array_traits(const Problem& p, const Kernel& kernel, Way way, const Cut
       g.in[0].data != nullptr &&
       (p.backward ? g.states.data != nullptr && g.dy.data != nullptr : g.in[1].data != nullptr);
   return traits | when(g.has_wide, kWide) | when(reads_lanes, kLaneVectors) |
-         when(g.is_regular && g.is_direct, kVectors) | when(has_all, kAllArrays) |
+         when(reads_vectors && writes_vectors, kVectors) | when(has_all, kAllArrays) |
          when(all_arrays(is_aligned), kAligned) | when(all_arrays(is_line), kLines);
 }
 
@@ -355,9 +370,7 @@ void set_workspace(const Problem& p, const Cut& cut, Plan& plan) {
 
 Plan make_plan(const Problem& p, int device) {
   Plan plan;
-  Entry& entry = entry_of(p);
-  const PassKernels& kernels = p.backward ? entry.kernels.backward : entry.kernels.forward;
-  Prepared& prepared = p.backward ? entry.backward : entry.forward;
+  const PassKernels& kernels = kernels_of(p);
   // Read for every call: a benchmark compares the ways within one process.
   const char* forced = std::getenv("SCANRNN_CUDA_KERNEL");
   plan.way = way_of(p, forced);
@@ -369,14 +382,14 @@ Plan make_plan(const Problem& p, int device) {
   Cut cut = (plan.way == Way::rows ? cut_rows : cut_columns)(p, tiled, most_shared, g);
   const unsigned traits = size_traits(p, tiled, plan.way, cut, forced, device, g) |
                           array_traits(p, tiled, plan.way, cut, g);
-  const Variant* variant = choose(kVariants, kernels, plan.way, traits);
-  if (variant->kernel == &PassKernels::clusters) {
-    plan.clusters = &kernels.clusters;
-    variant = choose(variant + 1, kernels, plan.way, traits);
+  plan.variant = choose(kVariants, kernels, plan.way, traits);
+  if (is_of_clusters(*plan.variant)) {
+    plan.clusters = plan.variant;
+    plan.variant = choose(plan.variant + 1, kernels, plan.way, traits);
   }
-  plan.kernel = &(kernels.*variant->kernel);
-  if (variant->prepared != nullptr) plan.prepared = &(prepared.*variant->prepared);
-  if (variant->way == Way::threads) {
+  plan.kernel = &(kernels.*plan.variant->kernel);
+  if ((plan.variant->needs & kVectors) != 0) g.is_regular = g.is_direct = true;
+  if (plan.variant->way == Way::threads) {
     const int most = plan.way == Way::rows ? row_band_log2(tiled.vector_bytes) : g.across_log2;
     g.band_leaves = kWarp >> std::min(g.across_log2, most);
     g.teams_log2 = 0;
@@ -442,9 +455,12 @@ cudaLaunchAttribute cluster_dimension(int blocks) {
 
 // Whether the current device can hold a cluster of the kernel's blocks, and the code that it loads
 // was compiled for clusters.
-bool holds_clusters(const Kernel& kernel, Prepared& prepared, int device) {
-  if ((prepared.no_clusters.load(std::memory_order_relaxed) & bit_of(device)) != 0) return false;
-  if ((prepared.clusters.load(std::memory_order_relaxed) & bit_of(device)) != 0) return true;
+bool holds_clusters(const Problem& p, const Variant& variant, int device) {
+  const Kernel& kernel = kernels_of(p).*variant.kernel;
+  std::atomic<std::uint64_t>& prepared = prepared_of(p).variant[&variant - kVariants];
+  std::atomic<std::uint64_t>& no_clusters = prepared_of(p).no_clusters;
+  if ((no_clusters.load(std::memory_order_relaxed) & bit_of(device)) != 0) return false;
+  if ((prepared.load(std::memory_order_relaxed) & bit_of(device)) != 0) return true;
   std::atomic<std::uint64_t> unknown{0};  // others must not see the device's bit before the answer
   cudaFuncAttributes has;
   int count = 0;
@@ -460,17 +476,16 @@ bool holds_clusters(const Kernel& kernel, Prepared& prepared, int device) {
     if (cudaOccupancyMaxActiveClusters(&count, kernel.function, &launch) != cudaSuccess) count = 0;
   }
   if (count <= 0) cudaGetLastError();
-  (count > 0 ? prepared.clusters : prepared.no_clusters)
-      .fetch_or(bit_of(device), std::memory_order_relaxed);
+  (count > 0 ? prepared : no_clusters).fetch_or(bit_of(device), std::memory_order_relaxed);
   return count > 0;
 }
 
 // Makes a plan of whole tiles one of clusters, which need no nodes for their own tiles and are as
 // many as run at a time.
-void use_clusters(Plan& plan, std::atomic<std::uint64_t>& prepared, int device) {
+void use_clusters(const Problem& p, Plan& plan, int device) {
   Args& g = plan.args;
-  plan.kernel = plan.clusters;
-  plan.prepared = &prepared;
+  plan.variant = plan.clusters;
+  plan.kernel = &(kernels_of(p).*plan.variant->kernel);
   plan.cluster_blocks = kRadix;
   plan.shared_bytes = plan.kernel->shared_bytes(g.across_log2, g.leaf, kWarps, 0);
   g.fan_log2 = kRadixLog2;
@@ -521,20 +536,17 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
   const char* call = problem.call;
   const CurrentDevice current(call, target.index);
   Plan plan = make_plan(problem, target.index);
-  if (plan.clusters != nullptr) {
-    Entry& entry = entry_of(problem);
-    Prepared& prepared = problem.backward ? entry.backward : entry.forward;
-    if (holds_clusters(*plan.clusters, prepared, target.index)) {
-      use_clusters(plan, prepared.clusters, target.index);
-    }
+  if (plan.clusters != nullptr && holds_clusters(problem, *plan.clusters, target.index)) {
+    use_clusters(problem, plan, target.index);
   }
   place(plan, start_of(call, workspace, plan.bytes));
   const cudaStream_t stream = static_cast<cudaStream_t>(target.stream);
 
   cudaError_t error = cudaSuccess;
   if (plan.blocks > 0) {
-    if (plan.prepared != nullptr) {
-      error = prepare(*plan.kernel, *plan.prepared, target.index);
+    if (plan.way != Way::threads) {
+      error = prepare(*plan.kernel, prepared_of(problem).variant[plan.variant - kVariants],
+                      target.index);
       if (error != cudaSuccess) fail(call, plan.kernel->name, target.index, error);
     }
     if (plan.cleared_bytes > 0) {

@@ -30,7 +30,8 @@ struct Team {
         is_block(g.teams_log2 == 0) {}
 };
 
-template <class Cell, bool kBackward, class T>
+/// kNarrow: where a row is half a line, and all of them are there; of whole tiles alone.
+template <class Cell, bool kBackward, class T, bool kNarrow = false>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
@@ -50,12 +51,13 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Vectors of a row from which on it is a whole line. A warp's band then has four leaves, or two,
   /// and as many are merged first also where rows are wider and a warp holds fewer: results don't
   /// depend on how long the call's other sequences are.
-  static constexpr int band_log2 = row_band_log2(vector_bytes);
+  static constexpr bool is_narrow = kNarrow;
+  static constexpr int band_log2 = row_band_log2(vector_bytes) - (is_narrow ? 1 : 0);
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
   static constexpr bool keeps_loss = std::is_same_v<Loss<T>, LostGain>;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
-  static constexpr int leaf = shape.leaf;
+  static constexpr int leaf = shape.leaf, leaf_log2 = leaf == 8 ? 3 : 2;
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
     return threads * leaf_steps * vector_bytes;
   }
@@ -97,6 +99,10 @@ struct RowPass : Pass<Cell, kBackward> {
   }
 };
 
+/// Whether there are kernels for rows of half a line: for types whose line has many channels.
+template <class T>
+inline constexpr bool has_narrow = sizeof(T) == 2;
+
 template <class P>
 struct RowShared {
   using A = Acc<typename P::Type>;
@@ -120,10 +126,12 @@ template <RowMode kMode>
 inline constexpr bool kIsPlain = kMode != RowMode::general;
 
 /// Where a vector lies in a slot. Whole lines need no swizzling: the threads that are served at
-/// once read one.
+/// once read one. Of halves they read two, of neighbouring leaves, whose rows are swapped in every
+/// second leaf.
 template <class P>
 __device__ __forceinline__ int row_chunk(const Args& g, int row, int column) {
   const int chunk = (row << g.across_log2) + column;
+  if constexpr (P::is_narrow) return chunk ^ (chunk >> P::leaf_log2 & P::band_vectors);
   return g.across_log2 == P::band_log2 ? chunk : swizzled(chunk);
 }
 
@@ -257,8 +265,13 @@ struct RowLeaf {
   __device__ __forceinline__ char* vector_of(int slot, int i) const {
     if constexpr (kIsPlain<kMode>) {
       constexpr int kLine = P::band_vectors * P::vector_bytes;
-      return slots + slot * P::slot_bytes(kLeaf) + from * kLine + column * P::vector_bytes +
-             i * (down * kLine);
+      char* const at = slots + slot * P::slot_bytes(kLeaf) + from * kLine +
+                       column * P::vector_bytes + i * (down * kLine);
+      if constexpr (P::is_narrow) {  // row_chunk, from two places
+        const int swap = (from >> P::leaf_log2 & 1) * ((from & 1) == 0 ? kLine : -kLine);
+        return i % 2 == 0 ? at + swap : at - swap;
+      }
+      return at;
     } else {
       return place_of(slot, row(i));
     }
@@ -607,17 +620,19 @@ __device__ __forceinline__ bool is_periodic(const Args& g, const Team& team) {
 /// Copies an array's part of a tile into a slot where all is regular (Args::is_regular): a vector
 /// of a row a thread, row r first and every kRows-th one from there on.
 template <class P, int kRows>
-__device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index channel0, int r,
-                                            char* slot) {
+__device__ __forceinline__ void stage_whole(const Steps& s, const Args& g, const Tile& t,
+                                            Index channel0, int r, char* slot) {
   using T = typename P::Type;
   constexpr int kBytes = P::vector_bytes;
   const int c = static_cast<int>(threadIdx.x) & (P::band_vectors - 1);
-  char* to = slot + ((r << P::band_log2) + c) * kBytes;
+  constexpr int kStride = kRows * P::band_vectors * kBytes;
+  static_assert(!P::is_narrow || kRows % P::leaf == 0);
+  char* const to = slot + row_chunk<P>(g, r, c) * kBytes;
+  char* const to_next = slot + row_chunk<P>(g, r + kRows, c) * kBytes - kStride;
+  const auto place_of = [&](int i) { return (i % 2 == 0 ? to : to_next) + i * kStride; };
   if (s.data == nullptr) {
 #pragma unroll
-    for (int i = 0; i < P::leaf; ++i) {
-      store_vector(to + i * (kRows * P::band_vectors * kBytes), typename P::Elements{});
-    }
+    for (int i = 0; i < P::leaf; ++i) store_vector(place_of(i), typename P::Elements{});
     return;
   }
   const char* from =
@@ -627,7 +642,7 @@ __device__ __forceinline__ void stage_whole(const Steps& s, const Tile& t, Index
   const Index step_bytes = opaque(s.time * static_cast<Index>(kRows * sizeof(T)));
 #pragma unroll
   for (int i = 0; i < P::leaf; ++i) {
-    copy_async<kBytes>(to + i * (kRows * P::band_vectors * kBytes), from);
+    copy_async<kBytes>(place_of(i), from);
     from = opaque(from + step_bytes);
   }
 }
@@ -788,12 +803,14 @@ __device__ __forceinline__ decltype(auto) known(const Args& args) {
 }
 
 /// kWhole: for calls that are regular and direct, without a reset or a sum over time but those of
-/// vector inputs, where tiles divide all rows' steps and channels.
-template <class Cell, class T, bool kBackward, bool kWhole = false>
+/// vector inputs, where tiles divide all rows' steps and channels. kNarrow: of those, where a row
+/// is half a line.
+template <class Cell, class T, bool kBackward, bool kWhole = false, bool kNarrow = false>
 __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
                                   (RowPass<Cell, kBackward, T>::blocks()))
     run_rows(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
-  using P = RowPass<Cell, kBackward, T>;
+  static_assert(kWhole || !kNarrow);
+  using P = RowPass<Cell, kBackward, T, kNarrow>;
   const Args& g = known<P, kWhole>(args);
   using A = Acc<T>;
   constexpr int W = P::width;
@@ -859,7 +876,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
 #pragma unroll
       for (int s = 0; s < P::slots; ++s) {
         if (P::is_late(s) != late) continue;
-        stage_whole<P, kRows>(staged_array<P>(g, s), t, channel0, first_row,
+        stage_whole<P, kRows>(staged_array<P>(g, s), g, t, channel0, first_row,
                               slots + s * P::slot_bytes(P::leaf));
       }
     } else {

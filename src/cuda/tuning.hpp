@@ -313,7 +313,7 @@ constexpr bool fills_blocks(long long tiles) {
 }
 
 /// Levels of the tree between clusters: as many as there is room for where others have seven maps.
-inline constexpr int kMostClusterLevels = kRadix - 1;
+inline constexpr int kMostClusterLevels = 5;
 /// Where clusters of kRadix blocks (clusters.cuh) are best: by the major compute capability (others
 /// than 9 were not measured), a sequence's whole tiles, the tiles of all channels and sequences,
 /// and whether a sequence's rows lie one behind the other. With few tiles no cluster takes a second

@@ -27,18 +27,18 @@ enum Trait : unsigned {
   kAllArrays = 1u << 12,      ///< none that the pass can read is absent
   kAligned = 1u << 13,        ///< columns: every channel of every array starts at a vector
   kLines = 1u << 14,          ///< rows: every array's channels lie side by side
-  kVectors = 1u << 15,        ///< rows: so, and full tiles are read and written in vectors
+  kVectors = 1u << 15,        ///< rows: so, and they can be read and written in vectors
   kLaneVectors = 1u << 16,    ///< what has one value a channel (biases, checkpoints) is so, too
   kWide = 1u << 17,           ///< some gradient is left in the accumulation type, to be reduced
   kSums = 1u << 18,           ///< some gradient is summed over time
   kStepSums = 1u << 19,       ///< and that of an input which isn't a vector
+  kHalfWidth = 1u << 20,      ///< rows: a tile is one band of whole leaves, half a line wide
 };
 
 struct Variant {
   Way way;
-  Kernel PassKernels::* kernel;                     ///< passed over where a cell has none
-  std::atomic<std::uint64_t> Prepared::* prepared;  ///< null: nothing has to be
-  unsigned needs, excludes;                         ///< traits
+  Kernel PassKernels::* kernel;  ///< passed over where a cell has none
+  unsigned needs, excludes;      ///< traits
 };
 
 // Tiles without a test in them; arrays that start anywhere, in calls that ask for nothing else.
@@ -48,22 +48,28 @@ inline constexpr unsigned kPlain = kAllArrays | kFullWidth;
 inline constexpr unsigned kNotPlain = kSequences | kWide | kSums;
 
 using K = PassKernels;
-using P = Prepared;
 /// The first one that can run a call does. Clusters take the place of the next one on devices that
 /// hold them.
 inline constexpr Variant kVariants[] = {
-    {Way::threads, &K::serial, nullptr, kForcedSerial, 0},
-    {Way::threads, &K::serial, nullptr, kNoRoom, 0},
-    {Way::threads, &K::serial, nullptr, kOneLeaf, kPacked | kForced},
-    {Way::threads, &K::ordered, nullptr, kFewLeaves | kOrderedBest, kPacked},
-    {Way::rows, &K::clusters, &P::clusters, kWhole | kClustersBest, kNotWhole | kForced},
-    {Way::rows, &K::whole, &P::whole, kWhole, kNotWhole},
-    {Way::rows, &K::lines, &P::lines, kPlain | kLines, kNotPlain | kVectors},
-    {Way::rows, &K::rows, &P::rows, 0, 0},
-    {Way::columns, &K::ragged_columns, &P::ragged_columns, kPlain | kFewRaggedTiles, kNotPlain},
-    {Way::columns, &K::ragged_columns, &P::ragged_columns, kPlain, kNotPlain | kAligned},
-    {Way::columns, &K::columns, &P::columns, 0, 0},
+    {Way::threads, &K::serial, kForcedSerial, 0},
+    {Way::threads, &K::serial, kNoRoom, 0},
+    {Way::threads, &K::serial, kOneLeaf, kPacked | kForced},
+    {Way::threads, &K::ordered, kFewLeaves | kOrderedBest, kPacked},
+    {Way::rows, &K::clusters, kWhole | kFullWidth | kClustersBest, kNotWhole | kForced},
+    {Way::rows, &K::whole, kWhole | kFullWidth, kNotWhole},
+    {Way::rows, &K::narrow_clusters, kWhole | kHalfWidth | kClustersBest, kNotWhole | kForced},
+    {Way::rows, &K::narrow_whole, kWhole | kHalfWidth, kNotWhole},
+    {Way::rows, &K::lines, kPlain | kLines, kNotPlain | kVectors},
+    {Way::rows, &K::rows, 0, 0},
+    {Way::columns, &K::ragged_columns, kPlain | kFewRaggedTiles, kNotPlain},
+    {Way::columns, &K::ragged_columns, kPlain, kNotPlain | kAligned},
+    {Way::columns, &K::columns, 0, 0},
 };
+static_assert(sizeof(kVariants) / sizeof(Variant) <= kMostVariants);
+
+constexpr bool is_of_clusters(const Variant& variant) {
+  return variant.kernel == &K::clusters || variant.kernel == &K::narrow_clusters;
+}
 
 /// The first of them, from `from` on, that runs a call of these traits.
 inline const Variant* choose(const Variant* from, const PassKernels& kernels, Way way,

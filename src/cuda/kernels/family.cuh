@@ -34,6 +34,14 @@ PassKernels pass_kernels() {
                   Rows::vector_bytes,
                   [](int, int, int, int) { return ClusterPass<Rows>::staged_bytes; },
                   ClusterPass<Rows>::blocks};
+    if constexpr (has_narrow<T>) {
+      k.narrow_whole = k.whole;
+      k.narrow_whole.function =
+          reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true, true>);
+      k.narrow_clusters = k.clusters;
+      k.narrow_clusters.function =
+          reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward, true>);
+    }
   }
   k.columns = {reinterpret_cast<const void*>(&run_columns<Cell, T, kBackward>),
                "columns",

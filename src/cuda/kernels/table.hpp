@@ -21,11 +21,14 @@ struct Kernel {
   int carveout = 100;  ///< percent of the L1 cache that shared memory may take
 };
 
+inline constexpr int kMostVariants = 16;  ///< of a pass
+
 /// One pass of a cell for one dtype.
 struct PassKernels {
   Kernel rows;
   Kernel whole;     ///< rows of calls whose tiles are all whole
   Kernel clusters;  ///< the same by clusters of blocks; not every cell and dtype has it
+  Kernel narrow_whole, narrow_clusters;  ///< both where a row is half a line; nor has every one
   Kernel columns;
   // For arrays that start anywhere. Not every cell has them.
   Kernel lines;  ///< rows
@@ -38,10 +41,9 @@ struct CellKernels {
   PassKernels forward, backward;
 };
 
-/// What a kernel needs to be told once for each device: how much shared memory it may ask for.
+/// The devices, a bit each, that were told how much shared memory a kernel may ask for.
 struct Prepared {
-  std::atomic<std::uint64_t> rows{0}, whole{0}, clusters{0}, columns{0}, lines{0},
-      ragged_columns{0};
+  std::atomic<std::uint64_t> variant[kMostVariants]{};  ///< by their order in variants.hpp
   std::atomic<std::uint64_t> no_clusters{0};  ///< devices that were asked and can't hold any
 };
 
