@@ -4,6 +4,8 @@ import copy
 import math
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 from collections import Counter
 
@@ -866,6 +868,17 @@ def test_g05_memory_saved_is_the_input_and_the_starts():
         module(x)
     weights = sum(p.numel() for p in module.parameters())
     assert sum(sizes) <= x.numel() + 40 * 2 * 16 + weights + 100
+
+
+def test_no_compiler_is_imported_by_those_who_compile_nothing():
+    """Which takes seconds, and writes to the disk."""
+    code = (
+        "import sys, torch, scanrnn.torch\n"
+        "y, _ = scanrnn.torch.LSTM(4, 5)(torch.randn(30, 2, 4))\n"
+        "y.sum().backward()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # ---- Pieces --------------------------------------------------------------------------------------

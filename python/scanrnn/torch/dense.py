@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -162,10 +163,13 @@ class _Parallel(nn.RNNBase):
                 self.__dict__["last_report"] = report
                 result = super().forward(input, hx)
                 return (*result, report) if return_report else result
-        result = self._run(input, hx, return_report)
-        return result
+        if torch.compiler.is_dynamo_compiling() or "torch._dynamo" in sys.modules:
+            # How often a layer runs is up to the data: graphs break here.
+            from scanrnn.torch._uncompiled import uncompiled
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+            return uncompiled(self._run, input, hx, return_report)  # type: ignore[no-any-return]
+        return self._run(input, hx, return_report)
+
     def _run(self, input: Tensor | PackedSequence, hx: Any, return_report: bool) -> tuple[Any, ...]:
         packed = isinstance(input, PackedSequence)
         batch_sizes = order = back = None
