@@ -311,9 +311,9 @@ Plan make_plan(const Problem& p, int device) {
       plan.reduction[r].offset = plan.sums_offset + static_cast<std::size_t>(slot) * slot_bytes;
     }
   }
-  // The kernels' fast ways out: whole lines straight from registers.
+  // The kernels' fast ways out: whole lines straight from registers; halves, if all else is whole.
   const bool is_narrow = plan.way == Way::rows && kernels.narrow_whole.function != nullptr &&
-                         g.across_log2 == band_log2 - 1;  // half lines, if all else is whole
+                         g.across_log2 == band_log2 - 1;
   const int whole_log2 = band_log2 - (is_narrow ? 1 : 0);
   g.is_direct = plan.way == Way::rows && g.across_log2 >= whole_log2;
   g.is_regular = plan.way == Way::rows && g.across_log2 == whole_log2 && g.teams_log2 == 0 &&
@@ -343,10 +343,11 @@ Plan make_plan(const Problem& p, int device) {
     plan.kernel = is_narrow ? &kernels.narrow_whole : &kernels.whole;
     plan.prepared = is_narrow ? &prepared.narrow_whole : &prepared.whole;
     const bool has_adjacent_rows = std::abs((p.backward ? g.dy : g.out).time) < 2 * p.channels;
-    if (kernels.clusters.function != nullptr && forced == nullptr &&
+    const Kernel& clusters = is_narrow ? kernels.narrow_clusters : kernels.clusters;
+    if (clusters.function != nullptr && forced == nullptr &&
         are_clusters_best(Properties::of(device).major, g.tiles, g.tile_items * g.groups,
                           has_adjacent_rows)) {
-      plan.clusters = is_narrow ? &kernels.narrow_clusters : &kernels.clusters;
+      plan.clusters = &clusters;
       plan.clusters_prepared = is_narrow ? &prepared.narrow_clusters : &prepared.clusters;
     }
   } else if (is_narrow) {
