@@ -94,8 +94,51 @@
 //   8,65536,1536     0.94, 0.96      0.92, 0.92 (0.93, 0.90)
 //
 // Forward the lean kernel is a little faster where sequences are long, by 0.3 us a tile; fewer
-// instructions between a ticket and its copies made no difference. Not tried: states fetched into
-// the L2 cache together with the tile's other arrays, bfloat16 (16 KB of maps a block).
+// instructions between a ticket and its copies made no difference.
+//
+// The 16-bit types' tiles of 64 channels have twice the maps: places for one round's maps and one
+// set of bands (10 KB) leave room for three blocks forward. Backward, states in registers would
+// spill (144 bytes: 0.82, 0.77), so that they are staged, and two blocks run. Of 32 channels a row
+// is half a line, for which whole tiles had no kernel. [B,T,D], bfloat16, forward and backward:
+//
+//                              16,8192,1024   1,65536,512   4,262144,32
+//   before                      0.87, 0.86     0.74, 0.79    0.54, 0.56
+//   whole tiles of half lines                                0.75, 0.81
+//   clusters                    0.94, 0.92     0.83, 0.85    0.82, 0.81
+//   waits for nobody, is wrong  0.94           0.88
+//
+// (Of half lines backward with clusters was slower for fewer tiles, 28 us instead of 23 at
+// 1,135168,32, and isn't built.)
+//
+// Backward, what was tried to get states sooner or with less, 16,8192,1024 and 1,2^20,64 (now 0.92,
+// 0.91): fetched into the L2 cache a line a thread by the bulk engine, together with the other
+// arrays 0.88, 0.86, after the maps 0.92, 0.91, and 256 bytes at once 0.90, 0.895; read into
+// registers at once after the maps 0.89, 0.85; both 0.91, 0.88. So it isn't states that are late.
+// Copies that ask the L2 cache for 256 bytes: 0.93, 0.915 (forward 0.96, 0.88 instead of 0.965,
+// 0.89; bfloat16 0.93, 0.82), as good as nothing.
+//
+// What limits it, by the profiler: percent of the peak of DRAM and of the L2 cache, of the most
+// warps and of the issue slots; cycles that a warp stands for an instruction, on memory, on shared
+// memory and messages, at barriers, for the queue of memory instructions:
+//
+//                                 share  DRAM  L2  warps  issue   memory  shared  barrier  queue
+//   1,2^20,64           forward   0.89    79   84    36     29     12.5     1.4     1.8     0.6
+//                       backward  0.91    81   89    36     24     14.1     2.1     2.3     1.0
+//   16,8192,1024        forward   0.96    87   91    36     30     12.2     1.3     1.8     0.5
+//                       backward  0.92    83   90    36     24     12.5     3.7     2.4     1.5
+//   its streaming kernel          1.00    90   93
+//   1,65536,512 bf16    forward   0.83    65   75    35     43      6.9     1.2     1.1     0.3
+//                       backward  0.85    69   79    24     33      6.0     1.3     0.9     0.3
+//   8,2001,1001 (lines) forward   0.72    59   86    23     25      5.0     0.8     3.0     0.6
+//                       backward  0.63    53   77    24     19      5.9     1.5     3.5     4.4
+//
+// Nothing is short of instructions. Long float32 arrays have the L2 cache as busy as the streaming
+// kernel has it, but get less out of the memory behind it, which seems to be the tiles' shape:
+// blocks that only copy tiles, forward and backward, TB/s at 16,8192,1024, have 3.72, 3.64 with
+// rows of 128 bytes and 4.00, 4.02 with rows of 256 (3.70, 3.60 and 3.92, 3.96 at 1,2^20,64). Not
+// tried: such tiles in the scan. They have half the steps, and so twice the nodes one after
+// another, and twice the maps. Calls of 50 us lose by their ends too: no more than 2,048 tiles, 5.7
+// for each block.
 //
 // A tile stays 8.6 us at 1,2^20,64: copies 0.6, data 2.2, leaves 0.4, the cluster's maps 1.2, the
 // state before it 3.2, outputs 0.8, the ticket's rest 0.2. No more than 45 clusters run at once,
@@ -312,7 +355,7 @@ constexpr bool fills_blocks(long long tiles) {
   return (kRadix - tiles % kRadix) % kRadix * 8 <= tiles;
 }
 
-/// Levels of the tree between clusters: as many as there is room for where others have seven maps.
+/// Levels of the tree between clusters. Tiles of 64 channels have room for no more.
 inline constexpr int kMostClusterLevels = 5;
 /// Where clusters of kRadix blocks (clusters.cuh) are best: by the major compute capability (others
 /// than 9 were not measured), a sequence's whole tiles, the tiles of all channels and sequences,

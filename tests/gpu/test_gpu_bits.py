@@ -50,6 +50,7 @@ CASES = {
     "tbd": lambda d: scan_case(d, (8, 4097, 512), "tbd"),
     "strided": lambda d: scan_case(d, (4, 3001, 96), "every-third-channel"),
     "thin": lambda d: scan_case(d, (1, 300_001, 2), "btd"),
+    "whole tiles, half": lambda d: scan_case(d, (8, 4096, 512), "btd", torch.bfloat16),
     "half": lambda d: scan_case(d, (4, 4097, 256), "btd", torch.bfloat16),
     "complex": lambda d: scan_case(d, (4, 4097, 64), "bdt", torch.complex64),
     "broadcast gate": lambda d: scan_case(d, (8, 4097, 512), "btd", broadcast=True),
@@ -123,7 +124,10 @@ def test_a_row_alone_has_the_bits_it_has_in_a_batch(device, T, D, layout, dtype)
 def test_whole_tiles_have_the_bits_that_others_have(device, reverse, dtype):
     """Calls without resets whose tiles are all whole have a kernel of their own, and another one,
     of clusters, where there are many tiles and eight or a multiple in every sequence."""
-    shapes = ((2, 4096, 128), (1, 256 * 66, 64), (3, 256, 64), (8, 2048, 256), (1, 256 * 72, 128))
+    shapes = (
+        *((2, 4096, 128), (1, 256 * 66, 64), (3, 256, 64), (8, 2048, 256), (1, 256 * 72, 256)),
+        *((3, 512 * 5, 32), (1, 4096 * 33, 32)),  # half a line in the types of 16 bits
+    )
     for B, T, D in shapes:
         a, x, dh = (random(device, B, T, D, dtype=dtype, seed=i) * 0.4 for i in range(3))
         h0, dfinal = (random(device, B, D, dtype=dtype, seed=i) for i in (3, 4))

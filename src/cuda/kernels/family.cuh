@@ -38,9 +38,11 @@ PassKernels pass_kernels() {
       k.narrow_whole = k.whole;
       k.narrow_whole.function =
           reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true, true>);
-      k.narrow_clusters = k.clusters;
-      k.narrow_clusters.function =
-          reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward, true>);
+      if constexpr (!kBackward) {  // which gains nothing by them (tuning.hpp)
+        k.narrow_clusters = k.clusters;
+        k.narrow_clusters.function =
+            reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward, true>);
+      }
     }
   }
   k.columns = {reinterpret_cast<const void*>(&run_columns<Cell, T, kBackward>),
