@@ -152,7 +152,7 @@ struct ClusterShared {
   static constexpr int width = P::band_vectors * P::width;  // channels of a tile
   static constexpr int most_parts = kMostClusterLevels * kGroups;
   Affine<A> band[2][kWarps][width];
-  A lost[P::keeps_loss ? kWarps : 1][width];  // of the bands' gains
+  typename P::template Loss<typename P::Type> lost[kWarps][width];  // of the bands' gains
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {
@@ -273,6 +273,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
   static_assert(width <= kWarp);
   constexpr int rows = kThreads / across * P::leaf;
   constexpr Index kWords = Node<A>::words;
+  constexpr bool kKeepsLoss = P::template keeps_loss<T>;
 
   extern __shared__ __align__(128) char slots[];
   __shared__ ClusterShared<P> shared;
@@ -281,7 +282,6 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int rank = rank_in_cluster();
   constexpr int kLast = kClusterBlocks - 1;
-  const bool asks = rank == 0 && threadIdx.x == kThreads - kWarp;
   const bool has_channel = lane < width;
   const unsigned tickets =
       static_cast<unsigned>(g.tile_items / kClusterBlocks) * static_cast<unsigned>(g.groups);
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     end_copies();
   };
 
-  if (asks) tell_ticket(atomicAdd(g.ticket, 1u));
+  if (rank == 0 && threadIdx.x == kThreads - kWarp) tell_ticket(atomicAdd(g.ticket, 1u));
   shared.ticket_arrived.await(0);
   unsigned ticket = shared.ticket;
   Tile own_tile;
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
 
     // --- the maps of leaves, bands, the tile ---
     Affine<A> map[W];
-    Loss<T> loss[W];
+    typename P::template Loss<T> loss[W];
     bool cut = false;
 #pragma unroll
     for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     for (int v = 0; v < W; ++v) {
       if (lane + across >= kWarp) {
         band[warp][leaf.column * W + v] = map[v];
-        loss[v].store(&shared.lost[warp][leaf.column * W + v]);
+        if constexpr (kKeepsLoss) shared.lost[warp][leaf.column * W + v] = loss[v];
       }
       map[v] = shuffle_up(map[v], across);
       if (lane < across) map[v] = identity<Affine<A>>();
@@ -401,21 +401,18 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     };
     if (warp == 0 && has_channel) {
       Affine<A> own[kWarps];
-      Loss<T> lost[kWarps];
+      GainProduct<T> gain;
 #pragma unroll
       for (int b = 0; b < kWarps; ++b) {
         own[b] = band[b][lane];
-        lost[b].load(&shared.lost[b][lane]);
+        if constexpr (kKeepsLoss) gain.times(own[b].a, shared.lost[b][lane]);
       }
 #pragma unroll
       for (int by = 1; by < kWarps; by *= 2) {
 #pragma unroll
-        for (int b = 0; b < kWarps; b += 2 * by) {
-          lost[b] = lost[b + by].after(lost[b], own[b].a, own[b + by].a);
-          own[b] = merge(own[b], own[b + by]);
-        }
+        for (int b = 0; b < kWarps; b += 2 * by) own[b] = merge(own[b], own[b + by]);
       }
-      own[0].a = lost[0].add_to(own[0].a);
+      if constexpr (kKeepsLoss) own[0].a = gain.corrected(own[0].a);
 #pragma unroll
       for (int to = 1; to < kClusterBlocks; ++to) {
         if (to > rank) tell(to, &earlier[rank][lane], own[0], &shared.maps_arrived[half]);
@@ -452,6 +449,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
           }
         }
       }
+      const bool asks = warp == kWarps - 1 && lane == 0;
       unsigned next = 0;
       if (asks) next = atomicAdd(g.ticket, 1u);
       for (int to = warp; to < kClusterBlocks; to += kWarps) {

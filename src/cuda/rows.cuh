@@ -53,7 +53,6 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int band_log2 = row_band_log2(vector_bytes);
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
-  static constexpr bool keeps_loss = std::is_same_v<Loss<T>, LostGain>;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
   static constexpr int leaf = shape.leaf;
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
@@ -107,7 +106,8 @@ struct RowShared {
   unsigned lane_cuts[P::warps];                 // a bit a lane
   bool leaf_cut[P::threads / P::band_vectors];  // where leaves are kept one by one
   bool part_cut[kMaxLevels * kGroups];
-  // The states before each warp's band, read in vectors; before, what the bands' gains have lost.
+  typename P::template Loss<typename P::Type> lost[P::warps][channels];  // of the bands' gains
+  // The states before each warp's band, read in vectors.
   alignas(kVectorBytes) A band_enter[P::warps][channels];
 };
 
@@ -140,6 +140,7 @@ struct RowLeaf {
   using A = Acc<T>;
   static constexpr int W = P::width, kLeaf = P::leaf;
   using R = Lanes<T, W>;
+  using Loss = typename P::template Loss<T>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kHoldsGains = kWhole && P::template holds_gains<T>;
   static constexpr bool kOpens = P::template opens<T>;
@@ -422,7 +423,7 @@ struct RowLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], Loss<T> (&loss)[W], bool& cut) {
+  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], Loss (&loss)[W], bool& cut) {
     R gain;
     GainProduct<T> products[W];
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
@@ -463,7 +464,7 @@ struct RowLeaf {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       map[v].a = products[v].value();
-      loss[v] = products[v].loss();
+      if constexpr (P::template keeps_loss<T>) loss[v] = products[v].loss();
     }
   }
 
@@ -801,6 +802,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
   const A zero = Constant<A>::of(0);
   /// Whether a warp needs no rows but those of its leaves.
   constexpr bool kAlone = kWhole && !kBackward;
+  constexpr bool kKeepsLoss = P::template keeps_loss<T>;
 
   extern __shared__ __align__(128) char slots[];
   __shared__ RowShared<P> shared;
@@ -958,7 +960,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[W];
-  Loss<T> loss[W];
+  typename P::template Loss<T> loss[W];
   bool cut = false;
 #pragma unroll
   for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
@@ -989,7 +991,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
       for (int v = 0; v < W; ++v) {
         maps_a[block_warp * width + column * W + v] = map[v].a;
         maps_x[block_warp * width + column * W + v] = map[v].x;
-        loss[v].store(&shared.band_enter[block_warp][column * W + v]);
+        if constexpr (kKeepsLoss) shared.lost[block_warp][column * W + v] = loss[v];
       }
       shared.band_cut[block_warp] = cut;
     }
@@ -1018,23 +1020,22 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
         Segment<A> band[P::warps];  // merged in pairs: the others wait for this
-        Loss<T> lost[P::warps];
+        GainProduct<T> gain;
 #pragma unroll
         for (int b = 0; b < P::warps; ++b) {
           band[b] = total(b, ch);
-          lost[b].load(&shared.band_enter[b][ch]);
+          if constexpr (kKeepsLoss) gain.times(band[b].map.a, shared.lost[b][ch]);
         }
 #pragma unroll
         for (int by = 1; by < P::warps; by *= 2) {
 #pragma unroll
           for (int b = 0; b < P::warps; b += 2 * by) {
-            lost[b] = lost[b + by].after(lost[b], band[b].map.a, band[b + by].map.a);
             band[b] = merge(band[b], band[b + by]);
             tracer.warps(by, b, channel0 + ch, band[b + by].map.x, band[b]);
           }
         }
         Segment<A> own = band[0];
-        own.map.a = lost[0].add_to(own.map.a);
+        if constexpr (kKeepsLoss) own.map.a = gain.corrected(own.map.a);
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
           const A before = own.map.x;
           own = merge(await_level<A, !kWhole>(nodes_of(ch), stride, t.number, level), own);
