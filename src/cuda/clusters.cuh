@@ -273,7 +273,6 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
   static_assert(width <= kWarp);
   constexpr int rows = kThreads / across * P::leaf;
   constexpr Index kWords = Node<A>::words;
-  constexpr bool kKeepsLoss = P::template keeps_loss<T>;
 
   extern __shared__ __align__(128) char slots[];
   __shared__ ClusterShared<P> shared;
@@ -374,7 +373,7 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     for (int v = 0; v < W; ++v) {
       if (lane + across >= kWarp) {
         band[warp][leaf.column * W + v] = map[v];
-        if constexpr (kKeepsLoss) shared.lost[warp][leaf.column * W + v] = loss[v];
+        shared.lost[warp][leaf.column * W + v] = loss[v];
       }
       map[v] = shuffle_up(map[v], across);
       if (lane < across) map[v] = identity<Affine<A>>();
@@ -401,18 +400,21 @@ __global__ void __launch_bounds__(kThreads, (ClusterPass<RowPass<Cell, kBackward
     };
     if (warp == 0 && has_channel) {
       Affine<A> own[kWarps];
-      GainProduct<T> gain;
+      typename P::template Loss<T> lost[kWarps];
 #pragma unroll
       for (int b = 0; b < kWarps; ++b) {
         own[b] = band[b][lane];
-        if constexpr (kKeepsLoss) gain.times(own[b].a, shared.lost[b][lane]);
+        lost[b] = shared.lost[b][lane];
       }
 #pragma unroll
       for (int by = 1; by < kWarps; by *= 2) {
 #pragma unroll
-        for (int b = 0; b < kWarps; b += 2 * by) own[b] = merge(own[b], own[b + by]);
+        for (int b = 0; b < kWarps; b += 2 * by) {
+          lost[b] = lost[b + by].after(lost[b], own[b].a, own[b + by].a);
+          own[b] = merge(own[b], own[b + by]);
+        }
       }
-      if constexpr (kKeepsLoss) own[0].a = gain.corrected(own[0].a);
+      own[0].a = lost[0].corrected(own[0].a);
 #pragma unroll
       for (int to = 1; to < kClusterBlocks; ++to) {
         if (to > rank) tell(to, &earlier[rank][lane], own[0], &shared.maps_arrived[half]);

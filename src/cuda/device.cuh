@@ -356,7 +356,7 @@ __device__ __forceinline__ WideGain shuffle(const WideGain& w, int lane) {
   return {shuffle(w.gain, lane)};
 }
 
-/// The product of a leaf's gains, or of bands'.
+/// The product of a leaf's gains.
 template <class T>
 struct GainProduct {
   using Loss = NoLoss;
@@ -376,17 +376,8 @@ struct GainProduct<float> {
     lost = fmaf(lost, gain, fmaf(product, gain, -next));
     product = next;
   }
-  __device__ __forceinline__ void times(float gain, const LostGain& loss) {
-    const float missing = product * loss.lost;
-    times(gain);
-    lost += missing;
-  }
   __device__ __forceinline__ float value() const { return LostGain{lost}.corrected(product); }
   __device__ __forceinline__ LostGain loss() const { return {product - value() + lost}; }
-  __device__ __forceinline__ float corrected(float gain) const {
-    const float near = product + lost;
-    return near - near == 0 ? near : gain;
-  }
 };
 template <>
 struct GainProduct<Complex<float>> {
@@ -395,16 +386,10 @@ struct GainProduct<Complex<float>> {
   __device__ __forceinline__ void times(const Complex<float>& gain) {
     product = scanrnn::product(product, Complex<double>{gain.re, gain.im});
   }
-  __device__ __forceinline__ void times(const Complex<float>&, const WideGain& wide) {
-    product = scanrnn::product(product, wide.gain);
-  }
   __device__ __forceinline__ Complex<float> value() const {
     return {static_cast<float>(product.re), static_cast<float>(product.im)};
   }
   __device__ __forceinline__ WideGain loss() const { return {product}; }
-  __device__ __forceinline__ Complex<float> corrected(const Complex<float>& gain) const {
-    return WideGain{product}.corrected(gain);
-  }
 };
 
 /// A map that may contain a reset: such a one forgets whatever comes before it, NaN too, which no

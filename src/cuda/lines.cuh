@@ -187,18 +187,21 @@ __global__ void __launch_bounds__(kThreads, (LinePass<Cell, kBackward, T>::block
     Word* const nodes = g.nodes + ((t.first_item * g.groups + t.group) * kWarp + lane) * kWords;
     if (warp == 0) {
       Segment<A> band[kWarps];
-      GainProduct<T> gain;
+      Loss lost[kWarps];
 #pragma unroll
       for (int b = 0; b < kWarps; ++b) {
         band[b] = {{maps_a[b][lane], maps_x[b][lane]}, false};
-        if constexpr (P::template keeps_loss<T>) gain.times(band[b].map.a, maps_lost[b][lane]);
+        lost[b] = maps_lost[b][lane];
       }
 #pragma unroll
       for (int by = 1; by < kWarps; by *= 2) {
 #pragma unroll
-        for (int b = 0; b < kWarps; b += 2 * by) band[b] = merge(band[b], band[b + by]);
+        for (int b = 0; b < kWarps; b += 2 * by) {
+          lost[b] = lost[b + by].after(lost[b], band[b].map.a, band[b + by].map.a);
+          band[b] = merge(band[b], band[b + by]);
+        }
       }
-      if constexpr (P::template keeps_loss<T>) band[0].map.a = gain.corrected(band[0].map.a);
+      band[0].map.a = lost[0].corrected(band[0].map.a);
       for (int level = 0; digit_of(t.number, level) == kRadix - 1; ++level) {
         band[0] = merge(await_level<A, false>(nodes, stride, t.number, level), band[0]);
       }

@@ -802,7 +802,6 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
   const A zero = Constant<A>::of(0);
   /// Whether a warp needs no rows but those of its leaves.
   constexpr bool kAlone = kWhole && !kBackward;
-  constexpr bool kKeepsLoss = P::template keeps_loss<T>;
 
   extern __shared__ __align__(128) char slots[];
   __shared__ RowShared<P> shared;
@@ -991,7 +990,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
       for (int v = 0; v < W; ++v) {
         maps_a[block_warp * width + column * W + v] = map[v].a;
         maps_x[block_warp * width + column * W + v] = map[v].x;
-        if constexpr (kKeepsLoss) shared.lost[block_warp][column * W + v] = loss[v];
+        shared.lost[block_warp][column * W + v] = loss[v];
       }
       shared.band_cut[block_warp] = cut;
     }
@@ -1020,22 +1019,23 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
         Segment<A> band[P::warps];  // merged in pairs: the others wait for this
-        GainProduct<T> gain;
+        typename P::template Loss<T> lost[P::warps];
 #pragma unroll
         for (int b = 0; b < P::warps; ++b) {
           band[b] = total(b, ch);
-          if constexpr (kKeepsLoss) gain.times(band[b].map.a, shared.lost[b][ch]);
+          lost[b] = shared.lost[b][ch];
         }
 #pragma unroll
         for (int by = 1; by < P::warps; by *= 2) {
 #pragma unroll
           for (int b = 0; b < P::warps; b += 2 * by) {
+            lost[b] = lost[b + by].after(lost[b], band[b].map.a, band[b + by].map.a);
             band[b] = merge(band[b], band[b + by]);
             tracer.warps(by, b, channel0 + ch, band[b + by].map.x, band[b]);
           }
         }
         Segment<A> own = band[0];
-        if constexpr (kKeepsLoss) own.map.a = gain.corrected(own.map.a);
+        own.map.a = lost[0].corrected(own.map.a);
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
           const A before = own.map.x;
           own = merge(await_level<A, !kWhole>(nodes_of(ch), stride, t.number, level), own);
