@@ -152,7 +152,7 @@ struct ClusterShared {
   static constexpr int width = P::band_vectors * P::width;  // channels of a tile
   static constexpr int most_parts = kMostClusterLevels * kGroups;
   Affine<A> band[2][kWarps][width];
-  typename P::template Loss<typename P::Type> lost[kWarps][width];  // of the bands' gains
+  typename P::template Loss<typename P::Type> lost[kWarps][width];  // of bands' gains
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {

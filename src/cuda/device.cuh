@@ -326,8 +326,8 @@ struct WideGain {
     return {product(gain, earlier.gain)};
   }
   __device__ __forceinline__ Complex<float> corrected(const Complex<float>& plain) const {
-    const Complex<float> near{static_cast<float>(gain.re), static_cast<float>(gain.im)};
-    return near.re - near.re == 0 && near.im - near.im == 0 ? near : plain;
+    const Complex<float> narrow{static_cast<float>(gain.re), static_cast<float>(gain.im)};
+    return narrow.re - narrow.re == 0 && narrow.im - narrow.im == 0 ? narrow : plain;
   }
 };
 /// The 16-bit types' own rounding is far larger.

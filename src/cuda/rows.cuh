@@ -106,7 +106,9 @@ struct RowShared {
   unsigned lane_cuts[P::warps];                 // a bit a lane
   bool leaf_cut[P::threads / P::band_vectors];  // where leaves are kept one by one
   bool part_cut[kMaxLevels * kGroups];
-  typename P::template Loss<typename P::Type> lost[P::warps][channels];  // of the bands' gains
+  static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
+  typename P::template Loss<typename P::Type> lost[keeps_loss ? P::warps : 1]
+                                                  [keeps_loss ? channels : 1];  // of bands' gains
   // The states before each warp's band, read in vectors.
   alignas(kVectorBytes) A band_enter[P::warps][channels];
 };
@@ -990,7 +992,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
       for (int v = 0; v < W; ++v) {
         maps_a[block_warp * width + column * W + v] = map[v].a;
         maps_x[block_warp * width + column * W + v] = map[v].x;
-        shared.lost[block_warp][column * W + v] = loss[v];
+        if constexpr (P::template keeps_loss<T>) {
+          shared.lost[block_warp][column * W + v] = loss[v];
+        }
       }
       shared.band_cut[block_warp] = cut;
     }
@@ -1023,7 +1027,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
 #pragma unroll
         for (int b = 0; b < P::warps; ++b) {
           band[b] = total(b, ch);
-          lost[b] = shared.lost[b][ch];
+          if constexpr (P::template keeps_loss<T>) lost[b] = shared.lost[b][ch];
         }
 #pragma unroll
         for (int by = 1; by < P::warps; by *= 2) {
