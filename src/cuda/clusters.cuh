@@ -170,8 +170,11 @@ struct ClusterShared {
   /// where a thread has eight channels, which leave neither registers nor room for two places.
   /// Where they don't, some may still need their bands when others have the next ones.
   static constexpr bool meets = P::backward || P::width > 4;
-  alignas(kVectorBytes) Affine<A> band[meets ? 1 : 2][kWarps][width];
-  A lost[P::keeps_loss && !meets ? 2 : 1][P::keeps_loss ? kWarps : 1][width];  // of their gains
+  static constexpr int band_places = meets ? 1 : 2;
+  static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
+  alignas(kVectorBytes) Affine<A> band[band_places][kWarps][width];
+  typename P::template Loss<typename P::Type>  // of bands' gains
+      lost[keeps_loss ? band_places : 1][keeps_loss ? kWarps : 1][width];
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {
@@ -311,7 +314,6 @@ __global__ void __launch_bounds__(kThreads,
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int rank = rank_in_cluster();
   constexpr int kLast = kClusterBlocks - 1;
-  const bool asks = rank == 0 && threadIdx.x == kThreads - kWarp;
   const int channel = lane * kOwn;  // a lane's first one of the tile
   const bool has_channel = channel < width;
   // Where warps share channels out instead, one a lane, these warps begin.
@@ -348,7 +350,7 @@ __global__ void __launch_bounds__(kThreads,
     end_copies();
   };
 
-  if (asks) tell_ticket(atomicAdd(g.ticket, 1u));
+  if (rank == 0 && threadIdx.x == kThreads - kWarp) tell_ticket(atomicAdd(g.ticket, 1u));
   shared.ticket_arrived.await(0);
   unsigned ticket = shared.ticket;
   const Tile& t = shared.tile[warp];
@@ -397,19 +399,19 @@ __global__ void __launch_bounds__(kThreads,
 
     // --- the maps of leaves, bands, the tile ---
     Affine<A> map[W];
-    Loss<T> loss[W];
+    typename P::template Loss<T> loss[W];
     bool cut = false;
 #pragma unroll
     for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
     leaf.template map_in_pass<RowMode::plain_direct>(map, loss, cut);
     scan_lanes(map, loss, cut, lane, across, kWarp, false);
     auto& band = shared.band[kMeets ? 0 : half];
-    auto& band_lost = shared.lost[P::keeps_loss && !kMeets ? half : 0];
+    auto& band_lost = shared.lost[kMeets || !P::template keeps_loss<T> ? 0 : half];
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       if (lane + across >= kWarp) {
         band[warp][leaf.column * W + v] = map[v];
-        loss[v].store(&band_lost[warp][leaf.column * W + v]);
+        band_lost[warp][leaf.column * W + v] = loss[v];
       }
       map[v] = shuffle_up(map[v], across);
       if (lane < across) map[v] = identity<Affine<A>>();
@@ -439,11 +441,11 @@ __global__ void __launch_bounds__(kThreads,
     };
     if (const int ch = threadIdx.x; ch < width) {
       Affine<A> own[kWarps];
-      Loss<T> lost[kWarps];
+      typename P::template Loss<T> lost[kWarps];
 #pragma unroll
       for (int b = 0; b < kWarps; ++b) {
         own[b] = band[b][ch];
-        lost[b].load(&band_lost[b][ch]);
+        lost[b] = band_lost[b][ch];
       }
 #pragma unroll
       for (int by = 1; by < kWarps; by *= 2) {
@@ -453,7 +455,7 @@ __global__ void __launch_bounds__(kThreads,
           own[b] = merge(own[b], own[b + by]);
         }
       }
-      own[0].a = lost[0].add_to(own[0].a);
+      own[0].a = lost[0].corrected(own[0].a);
 #pragma unroll
       for (int to = 1; to < kClusterBlocks; ++to) {
         if (to > rank) tell(to, &earlier[rank][ch], own[0], &maps_arrived);
@@ -492,6 +494,7 @@ __global__ void __launch_bounds__(kThreads,
           }
         }
       }
+      const bool asks = warp == kWarps - 1 && lane == 0;
       unsigned next = 0;
       if (asks) next = atomicAdd(g.ticket, 1u);
       for (int to = warp; to < kClusterBlocks; to += kWarps) {

@@ -196,6 +196,7 @@ struct ColumnLeaf {
   static constexpr int W = kWidth<T>, kLeaf = P::leaf;
   using R = Lanes<T, W>;    // steps
   using One = Lanes<T, 1>;  // a step
+  using Loss = typename P::template Loss<T>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kOpens = P::template opens<T>;
   using Opened = typename P::template Opened<T>;
@@ -435,7 +436,7 @@ struct ColumnLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <ColumnMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A>& map, Loss<T>& loss, bool& cut) {
+  __device__ __forceinline__ void map_in_pass(Affine<A>& map, Loss& loss, bool& cut) {
     A gain = entry_gain;
     GainProduct<T> gains;
     bool reset = !kIsPlainColumn<kMode> && entry_cut;
@@ -481,7 +482,7 @@ struct ColumnLeaf {
       }
     }
     map.a = gains.value();
-    loss = gains.loss();
+    if constexpr (P::template keeps_loss<T>) loss = gains.loss();
   }
 
   /// Gradients of the inputs in kSet at steps [i, i + W).
@@ -805,7 +806,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[1] = {identity<Affine<A>>()};
-  Loss<T> loss[1];
+  typename P::template Loss<T> loss[1];
   bool cut = false;
   if (mode == ColumnMode::plain_up) {
     leaf.template map_in_pass<ColumnMode::plain_up>(map[0], loss[0], cut);
@@ -821,7 +822,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   scan_lanes(map, loss, cut, place, 1, each, g.reset != nullptr, tracer);
   Segment<A> own{shuffle(map[0], kWarp - 1),
                  __shfl_sync(kAllLanes, static_cast<int>(cut), kWarp - 1) != 0};
-  own.map.a = shuffle(loss[0], kWarp - 1).add_to(own.map.a);
+  own.map.a = shuffle(loss[0], kWarp - 1).corrected(own.map.a);
   Segment<A> before{shuffle_up(map[0], 1),
                     __shfl_up_sync(kAllLanes, static_cast<int>(cut), 1) != 0};
   if (place == 0) before = {identity<Affine<A>>(), false};

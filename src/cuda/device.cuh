@@ -300,54 +300,66 @@ __device__ __forceinline__ Affine<R> shuffle(const Affine<R>& m, int lane) {
   return {shuffle(m.a, lane), shuffle(m.x, lane)};
 }
 
-/// What the roundings of a map's gain have lost of it (Ogita, Rump & Oishi 2005, "Accurate sum and
-/// dot product"). Carried along from the steps to a tile, it leaves the tile's gain right to half a
-/// unit in the last place. With gates that are constant and close to 1 it is the same in every
-/// tile, and would add up over as many as a state remembers. In float32 only: the 16-bit types' own
-/// rounding is far larger, and for complex numbers it would take 24 operations a step.
+/// What a map's gain lacks of the exact product, carried along from the steps to a tile, whose gain
+/// is then right to half a unit in the last place. With gates that are constant the roundings are
+/// the same in every tile, and would add up over as many as a state remembers. In float32 it is
+/// what they have lost (Ogita, Rump & Oishi 2005, "Accurate sum and dot product").
 struct LostGain {
-  float lost = 0;
-  /// For `gain` after `earlier_gain`, of which `earlier` was lost.
+  float lost;
+  /// For `gain` after `earlier_gain`, which lacks `earlier`.
   __device__ __forceinline__ LostGain after(const LostGain& earlier, float earlier_gain,
                                             float gain) const {
     const float error = fmaf(gain, earlier_gain, -(gain * earlier_gain));
     return {fmaf(lost, earlier_gain, fmaf(gain, earlier.lost, error))};
   }
-  __device__ __forceinline__ float add_to(float gain) const {
-    // An overflowed gain has lost a NaN.
+  /// Nearer than `gain`, but where that has overflowed and lacks a NaN.
+  __device__ __forceinline__ float corrected(float gain) const {
     return lost - lost == 0 ? gain + lost : gain;
   }
-  __device__ __forceinline__ void store(float* at) const { *at = lost; }
-  __device__ __forceinline__ void load(const float* at) { lost = *at; }
 };
+/// Of complex numbers it would take 24 operations a step: here it is all of the gain in double
+/// precision.
+struct WideGain {
+  Complex<double> gain;
+  __device__ __forceinline__ WideGain after(const WideGain& earlier, const Complex<float>&,
+                                            const Complex<float>&) const {
+    return {product(gain, earlier.gain)};
+  }
+  __device__ __forceinline__ Complex<float> corrected(const Complex<float>& plain) const {
+    const Complex<float> narrow{static_cast<float>(gain.re), static_cast<float>(gain.im)};
+    return narrow.re - narrow.re == 0 && narrow.im - narrow.im == 0 ? narrow : plain;
+  }
+};
+/// The 16-bit types' own rounding is far larger.
 struct NoLoss {
   template <class A>
   __device__ __forceinline__ NoLoss after(const NoLoss&, const A&, const A&) const {
     return {};
   }
   template <class A>
-  __device__ __forceinline__ A add_to(const A& gain) const {
+  __device__ __forceinline__ A corrected(const A& gain) const {
     return gain;
   }
-  template <class A>
-  __device__ __forceinline__ void store(A*) const {}
-  template <class A>
-  __device__ __forceinline__ void load(const A*) {}
 };
-template <class T>
-using Loss = std::conditional_t<std::is_same_v<T, float>, LostGain, NoLoss>;
 __device__ __forceinline__ NoLoss shuffle_up(NoLoss, int) { return {}; }
 __device__ __forceinline__ NoLoss shuffle(NoLoss, int) { return {}; }
-__device__ __forceinline__ LostGain shuffle_up(const LostGain& l, int by) {
+__device__ __forceinline__ LostGain shuffle_up(LostGain l, int by) {
   return {shuffle_up(l.lost, by)};
 }
-__device__ __forceinline__ LostGain shuffle(const LostGain& l, int lane) {
+__device__ __forceinline__ LostGain shuffle(LostGain l, int lane) {
   return {shuffle(l.lost, lane)};
+}
+__device__ __forceinline__ WideGain shuffle_up(const WideGain& w, int by) {
+  return {shuffle_up(w.gain, by)};
+}
+__device__ __forceinline__ WideGain shuffle(const WideGain& w, int lane) {
+  return {shuffle(w.gain, lane)};
 }
 
 /// The product of a leaf's gains.
 template <class T>
 struct GainProduct {
+  using Loss = NoLoss;
   Acc<T> product = Constant<Acc<T>>::of(1);
   __device__ __forceinline__ void times(const Acc<T>& gain) {
     product = scanrnn::product(product, gain);
@@ -357,14 +369,27 @@ struct GainProduct {
 };
 template <>
 struct GainProduct<float> {
+  using Loss = LostGain;
   float product = 1, lost = 0;
   __device__ __forceinline__ void times(float gain) {
     const float next = product * gain;
     lost = fmaf(lost, gain, fmaf(product, gain, -next));
     product = next;
   }
-  __device__ __forceinline__ float value() const { return LostGain{lost}.add_to(product); }
+  __device__ __forceinline__ float value() const { return LostGain{lost}.corrected(product); }
   __device__ __forceinline__ LostGain loss() const { return {product - value() + lost}; }
+};
+template <>
+struct GainProduct<Complex<float>> {
+  using Loss = WideGain;
+  Complex<double> product{1, 0};
+  __device__ __forceinline__ void times(const Complex<float>& gain) {
+    product = scanrnn::product(product, Complex<double>{gain.re, gain.im});
+  }
+  __device__ __forceinline__ Complex<float> value() const {
+    return {static_cast<float>(product.re), static_cast<float>(product.im)};
+  }
+  __device__ __forceinline__ WideGain loss() const { return {product}; }
 };
 
 /// A map that may contain a reset: such a one forgets whatever comes before it, NaN too, which no

@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(kThreads, (LinePass<Cell, kBackward, T>::block
   extern __shared__ __align__(128) char line_slots[];
   __shared__ unsigned shared_ticket;
   __shared__ A maps_a[kWarps][kWarp], maps_x[kWarps][kWarp];
-  __shared__ A maps_lost[P::Rows::keeps_loss ? kWarps : 1][kWarp];
+  using Loss = typename P::template Loss<T>;
+  __shared__ Loss maps_lost[kWarps][kWarp];
   __shared__ A part_a[kMaxLevels * kGroups][kWarp], part_x[kMaxLevels * kGroups][kWarp];
 
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, (LinePass<Cell, kBackward, T>::block
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[kLeaves];
-  Loss<T> loss[kLeaves];
+  Loss loss[kLeaves];
 #pragma unroll
   for (int l = 0; l < kLeaves; ++l) {
     GainProduct<T> gains;
@@ -171,12 +172,12 @@ __global__ void __launch_bounds__(kThreads, (LinePass<Cell, kBackward, T>::block
   static_assert(kLeaves == 4);
   const Affine<A> two = merge(map[0], map[1]), three = merge(map[0], merge(map[1], map[2]));
   const Affine<A> last_two = merge(map[2], map[3]), four = merge(two, last_two);
-  const Loss<T> lost_of_two = loss[1].after(loss[0], map[0].a, map[1].a);
-  const Loss<T> lost_of_last = loss[3].after(loss[2], map[2].a, map[3].a);
+  const Loss lost_of_two = loss[1].after(loss[0], map[0].a, map[1].a);
+  const Loss lost_of_last = loss[3].after(loss[2], map[2].a, map[3].a);
   const Affine<A> before_leaf[kLeaves] = {identity<Affine<A>>(), map[0], two, three};
   maps_a[warp][lane] = four.a;
   maps_x[warp][lane] = four.x;
-  lost_of_last.after(lost_of_two, two.a, last_two.a).store(&maps_lost[warp][lane]);
+  maps_lost[warp][lane] = lost_of_last.after(lost_of_two, two.a, last_two.a);
   __syncthreads();
 
   // --- the tree between tiles ------------------------------------------------------------------
@@ -186,11 +187,11 @@ __global__ void __launch_bounds__(kThreads, (LinePass<Cell, kBackward, T>::block
     Word* const nodes = g.nodes + ((t.first_item * g.groups + t.group) * kWarp + lane) * kWords;
     if (warp == 0) {
       Segment<A> band[kWarps];
-      Loss<T> lost[kWarps];
+      Loss lost[kWarps];
 #pragma unroll
       for (int b = 0; b < kWarps; ++b) {
         band[b] = {{maps_a[b][lane], maps_x[b][lane]}, false};
-        lost[b].load(&maps_lost[b][lane]);
+        lost[b] = maps_lost[b][lane];
       }
 #pragma unroll
       for (int by = 1; by < kWarps; by *= 2) {
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, (LinePass<Cell, kBackward, T>::block
           band[b] = merge(band[b], band[b + by]);
         }
       }
-      band[0].map.a = lost[0].add_to(band[0].map.a);
+      band[0].map.a = lost[0].corrected(band[0].map.a);
       for (int level = 0; digit_of(t.number, level) == kRadix - 1; ++level) {
         band[0] = merge(await_level<A, false>(nodes, stride, t.number, level), band[0]);
       }

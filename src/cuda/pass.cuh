@@ -43,6 +43,11 @@ struct Pass {
   template <class T>
   static constexpr bool keeps_steps =
       !backward && !Cell::step_is_input && sizeof(T) == sizeof(Acc<T>) && count(free) >= 2;
+  /// Gates of cells vary: only the scan's gains are carried to more digits.
+  template <class T>
+  using Loss = std::conditional_t<Cell::step_is_input, typename GainProduct<T>::Loss, NoLoss>;
+  template <class T>
+  static constexpr bool keeps_loss = !std::is_same_v<Loss<T>, NoLoss>;
   static constexpr int kept_a = slot(lowest(free)), kept_x = slot(lowest(free & (free - 1)));
   /// Backward runs every step four times where states are recomputed: gates are opened once and
   /// take the place of the inputs that they come from.

@@ -55,7 +55,6 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int band_log2 = row_band_log2(vector_bytes) - (is_narrow ? 1 : 0);
   static constexpr int band_vectors = 1 << band_log2;
   static constexpr int band_leaves = kWarp / band_vectors;
-  static constexpr bool keeps_loss = std::is_same_v<Loss<T>, LostGain>;
   /// Steps of a leaf; a device with less shared memory runs shorter ones (Args::leaf).
   static constexpr int leaf = shape.leaf, leaf_log2 = leaf == 8 ? 3 : 2;
   static constexpr SCANRNN_HD int slot_bytes(int leaf_steps) {
@@ -113,7 +112,10 @@ struct RowShared {
   unsigned lane_cuts[P::warps];                 // a bit a lane
   bool leaf_cut[P::threads / P::band_vectors];  // where leaves are kept one by one
   bool part_cut[kMaxLevels * kGroups];
-  // The states before each warp's band, read in vectors; before, what the bands' gains have lost.
+  static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
+  typename P::template Loss<typename P::Type> lost[keeps_loss ? P::warps : 1]
+                                                  [keeps_loss ? channels : 1];  // of bands' gains
+  // The states before each warp's band, read in vectors.
   alignas(kVectorBytes) A band_enter[P::warps][channels];
 };
 
@@ -148,6 +150,7 @@ struct RowLeaf {
   using A = Acc<T>;
   static constexpr int W = P::width, kLeaf = P::leaf;
   using R = Lanes<T, W>;
+  using Loss = typename P::template Loss<T>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kHoldsGains = kWhole && P::template holds_gains<T>;
   static constexpr bool kOpens = P::template opens<T>;
@@ -435,7 +438,7 @@ struct RowLeaf {
 
   /// The leaf's map in the order of the pass, and whether it forgets what comes before it.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], Loss<T> (&loss)[W], bool& cut) {
+  __device__ __forceinline__ void map_in_pass(Affine<A> (&map)[W], Loss (&loss)[W], bool& cut) {
     R gain;
     GainProduct<T> products[W];
     bool reset = !kIsPlain<kMode> && (resets & kEntry) != 0;
@@ -476,7 +479,7 @@ struct RowLeaf {
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       map[v].a = products[v].value();
-      loss[v] = products[v].loss();
+      if constexpr (P::template keeps_loss<T>) loss[v] = products[v].loss();
     }
   }
 
@@ -975,7 +978,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[W];
-  Loss<T> loss[W];
+  typename P::template Loss<T> loss[W];
   bool cut = false;
 #pragma unroll
   for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
@@ -1006,7 +1009,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
       for (int v = 0; v < W; ++v) {
         maps_a[block_warp * width + column * W + v] = map[v].a;
         maps_x[block_warp * width + column * W + v] = map[v].x;
-        loss[v].store(&shared.band_enter[block_warp][column * W + v]);
+        if constexpr (P::template keeps_loss<T>) {
+          shared.lost[block_warp][column * W + v] = loss[v];
+        }
       }
       shared.band_cut[block_warp] = cut;
     }
@@ -1035,11 +1040,11 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     if (warp == 0) {
       for (int ch = lane; ch < width; ch += kWarp) {
         Segment<A> band[P::warps];  // merged in pairs: the others wait for this
-        Loss<T> lost[P::warps];
+        typename P::template Loss<T> lost[P::warps];
 #pragma unroll
         for (int b = 0; b < P::warps; ++b) {
           band[b] = total(b, ch);
-          lost[b].load(&shared.band_enter[b][ch]);
+          if constexpr (P::template keeps_loss<T>) lost[b] = shared.lost[b][ch];
         }
 #pragma unroll
         for (int by = 1; by < P::warps; by *= 2) {
@@ -1051,7 +1056,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
           }
         }
         Segment<A> own = band[0];
-        own.map.a = lost[0].add_to(own.map.a);
+        own.map.a = lost[0].corrected(own.map.a);
         for (int level = 0; !is_idle && digit_of(t.number, level) == kRadix - 1; ++level) {
           const A before = own.map.x;
           own = merge(await_level<A, !kWhole>(nodes_of(ch), stride, t.number, level), own);

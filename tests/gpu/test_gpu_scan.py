@@ -417,6 +417,59 @@ def test_p03_one_long_thin_sequence(device, rng):
     assert np.abs(h - exact).max() <= np.abs(serial - exact).max()
 
 
+CONSTANT_GATES = (0.9, 0.99, 0.997, 0.999, 0.9993, 0.9997, 0.9999, 0.99993, 0.99996, 0.99999,
+                  0.999999, 1.0, -0.9999)  # fmt: skip
+PER_GATE = 5  # channels
+
+
+@pytest.fixture(scope="module")
+def constant_gates():
+    """Gates (1, 1, D), inputs (1, T, D), and a serial loop's states in double and single precision.
+
+    A gate and 3%, 6%, ... further away from 1, next to one another.
+    """
+    away = np.subtract.outer(1, np.abs(CONSTANT_GATES)) * (1 + 0.03 * np.arange(PER_GATE)[:, None])
+    a = (np.sign(CONSTANT_GATES) * (1 - away)).T.astype(np.float32).reshape(1, 1, -1)
+    x = np.random.default_rng(0).standard_normal((1, 65536 + 256, a.size), np.float32)
+    exact, _ = serial_scan(a, x)
+    serial = np.empty_like(x)
+    state = np.zeros_like(x[0, 0])
+    for t in range(x.shape[1]):
+        state = a[0, 0] * state + x[0, t]
+        serial[0, t] = state
+    return a, x, exact, serial
+
+
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+@pytest.mark.parametrize(
+    ("T", "D", "has_reset"),
+    [
+        (65536, 64, False),  # clusters of blocks
+        (65536 + 256, 64, False),  # whole tiles
+        (65536, 64, True),  # any
+        (65536 - 39, 65, False),  # rows that start anywhere
+    ],
+)
+def test_roundings_of_constant_gates_do_not_add_up(device, constant_gates, T, D, has_reset, layout):
+    """Every tile's gain is rounded alike, and still errors are within twice a serial loop's."""
+    a, x, exact, serial = (v[:, :T, :D] for v in constant_gates)
+    flipped = np.ascontiguousarray(x[:, ::-1])  # whose adjoints are the states, flipped
+    gate, *inputs = (
+        LAYOUTS[layout](to_torch(v, device)) for v in (np.broadcast_to(a, x.shape), x, flipped)
+    )
+    reset = torch.zeros(1, T, dtype=torch.bool, device=device) if has_reset else None
+    h, _, _, dx, _ = scan_and_gradients(gate, inputs[0], None, inputs[1], None, reset=reset)
+    for name, states in (("h", to_numpy(h)), ("dx", to_numpy(dx)[:, ::-1])):
+        for i, value in enumerate(CONSTANT_GATES):
+            channels = slice(PER_GATE * i, PER_GATE * (i + 1))
+            error, allowed = (
+                np.abs(v[..., channels] - exact[..., channels]).max() for v in (states, serial)
+            )
+            assert error <= 2 * allowed, (
+                f"{name} at {value}: {error / allowed:.2f} times the loop's"
+            )
+
+
 # ---- Offsets beyond 32 bits ----------------------------------------------------------------------
 
 
