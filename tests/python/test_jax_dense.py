@@ -1,6 +1,7 @@
 """`scanrnn.jax`'s lstm, gru and rnn against the serial recurrence and against torch.nn."""
 
 # ruff: noqa: E402
+import os
 from functools import partial
 
 import numpy as np
@@ -136,6 +137,60 @@ def test_n11_fallback_keeps_the_prefix(rng, kind, gain, gate):
     assert difference((h, final), want) < 1e-9
     got = jax.grad(lambda p: run(p, x)[0].sum())(params)
     assert difference(got, jax.grad(lambda p: serial(kind, p, x)[0].sum())(params)) < 1e-8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
+def test_n11_thousands_of_weights(rng, kind):
+    """What isn't within the report's estimate of the serial result is a silent failure."""
+    count = 3400 if "SCANRNN_LONG_TESTS" in os.environ else 60
+    gains = np.exp(rng.uniform(np.log(0.1), np.log(6), count))
+    gates = rng.uniform(-3, 6, count)
+    sets = [
+        parameters(rng, kind, 3, 6, gain=g, gate=b, dtype="float32")
+        for g, b in zip(gains, gates, strict=True)
+    ]
+    params = jax.tree.map(lambda *p: jnp.stack(p), *sets)
+    x = jnp.asarray(rng.normal(size=(count, 2, 200, 3)), "float32")
+    options = {"width": 25, "burn_in": 16, "return_report": True}
+    h, _, report = jax.jit(jax.vmap(partial(call, kind, **options)))(params, x)
+    alone = jax.vmap(lambda p, x: serial(kind, p, x)[0])
+    wide = jax.tree.map(lambda p: p.astype("float64"), (params, x))
+    exact = alone(*wide)
+    error, rounding = (jnp.abs(v - exact).max((1, 2, 3)) for v in (h, alone(params, x)))
+    bad = ~(error <= report.error_estimate + 4 * rounding + 2e-6)
+    assert not bad.any(), [(gains[i], gates[i], float(error[i])) for i in np.flatnonzero(bad)]
+    seen = np.bincount(report.status, minlength=3)
+    assert seen[1] >= count / 10
+    assert kind == "tanh" or seen[2] >= count / 40, seen
+
+
+def test_only_what_moved_runs_again(rng, monkeypatch):
+    params = parameters(rng, "lstm", 5, 8)
+    x = rng.normal(size=(1, 1600, 5))
+    x[:, :200] *= 5
+    x = jnp.asarray(x)
+    options = {"width": 50, "burn_in": 12, "tol": 1e-7, "max_passes": 12}
+    rows = []
+    leaf = _dense._leaf
+
+    def counted(config, params, x, state):
+        jax.debug.callback(lambda n=x.shape[2]: rows.append(n))
+        return leaf(config, params, x, state)
+
+    def loss(params, x):
+        h, _, report = srj.lstm(params, x, **options, return_report=True)
+        return (h**2).sum(), report
+
+    want = jax.grad(lambda p: (serial("lstm", p, x)[0] ** 2).sum())(params)
+    monkeypatch.setattr(_dense, "_leaf", counted)
+    (_, report), got = jax.value_and_grad(loss, has_aux=True)(params, x)
+    jax.effects_barrier()
+    assert _dense.STATUS[int(report.status)] == "converged"
+    assert int(report.passes) > 2
+    assert rows.count(32) >= 4
+    assert set(rows) == {32, 4}
+    assert difference(got, want) < 1e-5
 
 
 def test_more_passes_where_they_are_needed(rng):

@@ -9,6 +9,7 @@ follow one another from the first that differs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, NotRequired, TypeAlias, TypedDict
 
@@ -28,6 +29,7 @@ STATUS = ("serial", "converged", "fell_back")
 # As for PyTorch: relative to max(1, |state|), and to the largest cotangent.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
 ROWS = 1024  # chunks at once, about, that a device wants
+FEW = 8  # no more than one chunk in so many is open: a pass runs that many, else all
 
 
 class DenseParams(TypedDict):
@@ -171,6 +173,29 @@ def _first(bad: Array) -> Array:
     return index
 
 
+def _run_open(
+    is_open: Array,
+    few: Callable[[Array], Any],
+    every: Callable[[], Any],
+) -> Any:
+    """A pass over the chunks that are open: few(their indices), if they are, else every().
+
+    Shapes are fixed, so that indices beyond the last chunk fill up what isn't needed.
+    """
+    P = len(is_open)
+    most = -(-P // FEW)
+
+    def pick() -> Any:
+        return few(jnp.nonzero(is_open, size=most, fill_value=P)[0])
+
+    return lax.cond(is_open.sum() <= most, pick, every)
+
+
+def _take(array: Array, at: Array, axis: int) -> Array:
+    part: Array = jnp.take(array, at, axis, mode="clip")
+    return part
+
+
 def _put(array: Array, value: Array, p: Array, axis: int) -> Array:
     updated: Array = lax.dynamic_update_index_in_dim(array, value, p, axis)
     return updated
@@ -201,9 +226,25 @@ def _forward(
         return go
 
     def again(carry: Any) -> Any:
-        _, _, ends, gaps, _, passes = carry
-        start = _shift(first, ends)
-        y, ends = run(x, start)
+        start, y, ends, gaps, _, passes = carry
+        following = _shift(first, ends)
+        moved = gaps > config.tol
+
+        def few(at: Array) -> Any:
+            begin = tuple(_take(f, at, 1) for f in following)
+            out, end = run(_take(x, at, 2), begin)
+            return (
+                tuple(s.at[:, at].set(b, mode="drop") for s, b in zip(start, begin, strict=True)),
+                y.at[:, :, at].set(out, mode="drop"),
+                tuple(e.at[:, at].set(v, mode="drop") for e, v in zip(ends, end, strict=True)),
+            )
+
+        def every() -> Any:
+            pairs = zip(following, start, strict=True)
+            begin = tuple(jnp.where(moved[:, None], f, s) for f, s in pairs)
+            return begin, *run(x, begin)
+
+        start, y, ends = _run_open(moved, few, every)
         return start, y, ends, _gaps(start, _shift(first, ends)), gaps.max(), passes + 1
 
     carry = (start, y, ends, gaps, jnp.asarray(jnp.inf, gaps.dtype), jnp.int32(1))
@@ -279,6 +320,7 @@ def _relax_backward(config: _Config, saved: Any, cotangents: Any) -> Any:
     gparams, gx, gstart = pull((gy, gends))
     found = _shift_back(gstart, gfinal)
     missing = jax.tree.map(jnp.subtract, found, gends)
+    none_missing = jax.tree.map(jnp.zeros_like, missing)
     scale = jnp.stack([jnp.abs(f).max() for f in found]).max()
     limit = config.tol * scale
 
@@ -297,13 +339,35 @@ def _relax_backward(config: _Config, saved: Any, cotangents: Any) -> Any:
 
     def again(carry: Any) -> Any:
         gparams, gx, gfirst, missing, _, passes = carry
-        more_params, more_x, more = pull((jnp.zeros_like(gy), missing))
+        gaps = largest(missing)
+
+        def few(at: Array) -> Any:
+            begin = tuple(_take(s, at, 1) for s in start)
+            _, pull = jax.vjp(leaf, params, _take(x, at, 2), begin)
+            here = tuple(_take(m, at, 1) for m in missing)
+            # What fills up is a chunk once more, which is not to be added once more.
+            is_chunk = (at < P)[:, None]
+            here = tuple(jnp.where(is_chunk, m, 0) for m in here)
+            more_params, more_x, some = pull((jnp.zeros_like(_take(gy, at, 2)), here))
+            more = tuple(
+                jnp.zeros_like(s).at[:, at].set(m, mode="drop")
+                for s, m in zip(start, some, strict=True)
+            )
+            # What is below the tolerance stays where it is: it may add up to more.
+            stays = tuple(m.at[:, at].set(0, mode="drop") for m in missing)
+            return more_params, gx.at[:, :, at].add(more_x, mode="drop"), more, stays
+
+        def every() -> Any:
+            more_params, more_x, more = pull((jnp.zeros_like(gy), missing))
+            return more_params, gx + more_x, more, none_missing
+
+        more_params, gx, more, stays = _run_open(gaps > limit, few, every)
         return (
             add(gparams, more_params),
-            gx + more_x,
+            gx,
             add(gfirst, tuple(m[:, 0] for m in more)),
-            _shift_back(more, none),
-            largest(missing).max(),
+            add(stays, _shift_back(more, none)),
+            gaps.max(),
             passes + 1,
         )
 
