@@ -173,7 +173,8 @@ def main() -> int:
     title = f"adding problem, T = {args.time}, H = {args.hidden}, B = {args.batch}"
     print(f"{title}, marks in the last {args.span}; {where}, PyTorch {torch.__version__}\n")
     contenders = [ours] if args.alone else [theirs, ours]
-    head = ["step", *(c.name for c in contenders), *("ms" for _ in contenders), "burn-in", "status"]
+    head = ["step", *(c.name for c in contenders), *("ms" for _ in contenders)]
+    head += ["burn-in", "passes", "status"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     generator = torch.Generator().manual_seed(1)
     every = max(1, args.steps // 20)
@@ -187,7 +188,8 @@ def main() -> int:
             ms = [f"{median(c.seconds[recent]) * 1e3:.1f}" for c in contenders]
             report = mine.last_report
             assert report is not None
-            cells = [str(i + 1), *losses, *ms, str(report.burn_in), report.status]
+            cells = [str(i + 1), *losses, *ms, str(report.burn_in), str(report.passes)]
+            cells.append(report.status)
             print("| " + " | ".join(cells) + " |", flush=True)
     failures = []
     if not args.alone:

@@ -214,11 +214,13 @@ def test_dropout_of_0_and_seeded():
             torch.testing.assert_close(module(x)[0], want, rtol=0, atol=1e-11)
 
 
-def test_w01_state_carried_across_pieces():
-    reference = network("LSTM", num_layers=2)
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_w01_state_carried_across_pieces(cls):
+    reference = network(cls, num_layers=2)
     module = ours(reference)
     x = sequences(reference, 500, 2)
-    want = outcome(reference, x, inputs=(x,))
+    states, hx = initial(reference, 2)
+    want = outcome(reference, x, hx, inputs=(x, *states))
 
     class Pieces(nn.Module):
         def __init__(self):
@@ -232,7 +234,31 @@ def test_w01_state_carried_across_pieces():
                 outputs.append(y)
             return torch.cat(outputs), hx
 
-    assert_same(outcome(Pieces(), x, inputs=(x,)), want, *TOLERANCE[torch.float64])
+    got = outcome(Pieces(), x, hx, inputs=(x, *states))
+    assert_same(got, want, *TOLERANCE[torch.float64])
+    _, last = module(x[:100], hx)
+    cut = tuple(s.detach() for s in last) if cls == "LSTM" else last.detach()
+    (gx,) = torch.autograd.grad(module(x[100:], cut)[0].sum(), x)
+    assert gx[:100].eq(0).all()
+    assert gx[100:].ne(0).any()
+
+
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_g03_one_learnable_state_for_all_rows(cls):
+    reference = network(cls)
+    module = ours(reference)
+    x = sequences(reference, 300, 4)
+    states, _ = initial(reference, 1)
+
+    def final_state_of(m):
+        wide = tuple(s.expand(-1, 4, -1) for s in states)
+        y, last = m(x, wide if cls == "LSTM" else wide[0])
+        last = last[0] if cls == "LSTM" else last
+        assert torch.equal(last[0], y[-1])
+        return torch.autograd.grad(last.square().sum() + y.sum(), (x, *states))
+
+    for a, b in zip(final_state_of(module), final_state_of(reference), strict=True):
+        assert distance(a, b) < 1e-11
 
 
 @pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
@@ -250,6 +276,8 @@ def test_w05_steps_are_the_sequence(cls):
     assert distance(torch.cat(outputs, 1), want) < 1e-12
     assert distance(torch.stack(parts((final, hx))[1:])[0], parts((final, final))[1]) < 1e-12
     assert module.step(x[0, 0])[0].shape == (6,)
+    for a, b in zip(parts(module.step(x[:, 0], hx)), parts(module.step(x[:, 0], hx)), strict=True):
+        assert torch.equal(a, b)
     with pytest.raises(ValueError, match="a bidirectional layer has no step"):
         ours(network(cls, bidirectional=True)).step(x[:, 0])
     with pytest.raises(ValueError, match="input of step has 3 axes, expected 1 or 2"):
@@ -531,6 +559,19 @@ def test_the_burn_in_follows_the_network():
         reference.bias_ih_l0[16:32] -= 2
     reports = [module(x, return_report=True)[2] for _ in range(8)]
     assert reports[-1].burn_in < reports[0].burn_in / 2
+
+
+def test_the_burn_in_follows_states_that_outputs_hide():
+    reference = network("LSTM", 5, 16, gate=1, dtype=torch.float32)
+    with torch.no_grad():
+        reference.bias_ih_l0[48:] -= 6  # output gates
+    module = ours(reference, width=64)
+    module._history[0].learn(16)
+    x = sequences(reference, 1000, 1, requires_grad=False)
+    reports = [module(x, return_report=True)[2] for _ in range(6)]
+    assert all(r.status == "converged" for r in reports)
+    assert reports[0].passes > 1
+    assert reports[-1].passes == 1
 
 
 def test_a_network_that_does_not_forget_is_noticed_by_the_probe(monkeypatch):

@@ -235,6 +235,7 @@ class Call:
         report._residual = float(gaps.max()) if converged else 0.0
         most = burn_in + (report.passes - 1) * w
         growth, needed, bound = 1.0, most, False
+        was_short = report.passes > 1 and contraction <= 0.5  # else rounding, or no memory's end
         if len(curve) and size > 0 and np.isfinite(curve).all():
             growth = max(1.0, float(curve.max()) / size)
             rate = min(1.0, max(float(curve[-1]), 1e-30) / size) ** (1 / burn_in)
@@ -249,6 +250,8 @@ class Call:
         report._amplification = growth / (1 - min(contraction, 0.9))
         report._rounding *= growth / (1 - min(contraction ** (1 / w), 0.99))
         if converged and not self.plan.trial:
+            if was_short:  # the curve is of outputs alone, behind which c may be further apart
+                needed, bound = max(needed, burn_in + 1), False
             self.history.learn(needed, bound=bound)
 
     def _keep(self, moved: NDArrayInt, gaps: Curve, contraction: float) -> None:
