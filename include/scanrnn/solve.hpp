@@ -96,6 +96,7 @@ struct AnySolveBackward : SolveBackwardArrays {
   const void* cell = nullptr;
   const ConstArray<3>* in = nullptr;
   const Array<3>* din = nullptr;
+  const Array<3>* dsum = nullptr;  ///< null: no sums
 };
 
 template <class Cell>
@@ -109,9 +110,12 @@ template <class Cell>
 struct SolveBackward : SolveBackwardArrays {
   ConstArray<3> in[Cell::inputs];  ///< as in forward
   Array<3> din[Cell::inputs];      ///< as the inputs, each optional, written
-  Cell cell;                       ///< as in forward
+  /// (1,1,D), each optional, written: of (B,T,D) inputs, their gradient summed over sequences and
+  /// steps, which is that of a bias that was added to them.
+  Array<3> dsum[Cell::inputs];
+  Cell cell;  ///< as in forward
   operator AnySolveBackward() const {
-    return {*this, &nonlinear_cell_type<Cell>(), &cell, in, din};
+    return {*this, &nonlinear_cell_type<Cell>(), &cell, in, din, dsum};
   }
 };
 

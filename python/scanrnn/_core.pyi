@@ -337,6 +337,7 @@ def solve_backward(
     left_padded: bool = False,
     stream: int = 0,
     allocate: Allocate | None = None,
+    dsums: Sequence[Descriptor | None] | None = None,
 ) -> None:
     """Write the gradients of `solve_forward`, exact at the states that it wrote.
 
@@ -353,7 +354,7 @@ def solve_backward(
             inputs; (D,) in that or its accumulation dtype, summed in a fixed order.
         dinitial: one for each state, (N, D) output in the dtype of the inputs or its accumulation
             dtype, or None.
-        options: as in `solve_forward`, likewise all that follow.
+        options: as in `solve_forward`, likewise all that follow up to allocate.
         reverse: see options.
         cu_seqlens: see options.
         lengths: see options.
@@ -361,6 +362,9 @@ def solve_backward(
         left_padded: see options.
         stream: see options.
         allocate: see options.
+        dsums: an output for each input, None for those that are (D,): (D,) in the dtype of the
+            inputs or its accumulation dtype, the input's gradient summed over sequences and steps,
+            which is that of a bias that was added to it; or None.
 
     Raises:
         ValueError: the kind, an option, a shape, a device, a stride or an offset is wrong.

@@ -31,6 +31,18 @@ struct NonlinearArguments : CellArguments<NonlinearCellType, kMaxNonlinearInputs
     }
   }
 
+  /// Reads the outputs for the sums of the inputs' gradients.
+  void sums(nb::handle list) {
+    const nb::object items = items_of(list, "dsums", type.inputs, type.name);
+    for (int i = 0; i < type.inputs; ++i) {
+      sum_names[i] = std::string("sum of d") + type.names[i];
+      const nb::handle item = PyTuple_GetItem(items.ptr(), i);
+      dsum[i] = per_channel(args.output<1>(item, sum_names[i].c_str()));
+    }
+  }
+
+  Array<3> dsum[kMaxNonlinearInputs];
+  std::string sum_names[kMaxNonlinearInputs];
   std::string initial_names[kMaxStates], final_names[kMaxStates];
   std::string dinitial_names[kMaxStates], dfinal_names[kMaxStates];
 };
@@ -56,7 +68,8 @@ void forward(int kind, nb::handle inputs, nb::handle initial, nb::handle out, nb
 void backward(int kind, nb::handle inputs, nb::handle initial, nb::handle out, nb::handle kept,
               nb::handle dout, nb::handle dfinal, nb::handle dinputs, nb::handle dinitial,
               nb::handle options, bool reverse, nb::handle cu_seqlens, nb::handle lengths,
-              nb::handle reset, bool left_padded, std::uintptr_t stream, nb::handle allocate) {
+              nb::handle reset, bool left_padded, std::uintptr_t stream, nb::handle allocate,
+              nb::handle dsums) {
   NonlinearArguments a(kind, inputs, options);
   AnySolveBackward call;
   a.bind(call);
@@ -67,6 +80,10 @@ void backward(int kind, nb::handle inputs, nb::handle initial, nb::handle out, n
   a.inputs(dfinal, "dfinal", a.dfinal_names, call.dfinal);
   a.gradients(dinputs);
   call.din = a.din;
+  if (!dsums.is_none()) {
+    a.sums(dsums);
+    call.dsum = a.dsum;
+  }
   a.outputs(dinitial, "dinitial", a.dinitial_names, call.dinitial);
   call.sequences = a.args.sequences(cu_seqlens, lengths, reset, left_padded, reverse);
   run(call, a.args.target(stream), allocate, solve_backward_workspace_bytes, solve_backward);
@@ -105,7 +122,7 @@ void bind_solve(nb::module_& m) {
         arg("kept").none(), arg("dy").none(), arg("dfinal"), arg("dinputs"), arg("dinitial"),
         arg("options") = nb::tuple(), arg("reverse") = false, optional("cu_seqlens"),
         optional("lengths"), optional("reset"), arg("left_padded") = false, arg("stream") = 0,
-        optional("allocate"));
+        optional("allocate"), optional("dsums"));
 }
 
 }  // namespace scanrnn::python

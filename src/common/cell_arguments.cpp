@@ -35,6 +35,11 @@ void check_vector(const Checker& check, const char* name, const ConstArray<3>& a
   }
 }
 
+void check_sum(const Checker& check, const std::string& name, const Array<3>& array) {
+  check_vector(check, name.c_str(), array);
+  check.distinct(name.c_str(), array.shape + 2, array.stride + 2, 1);
+}
+
 }  // namespace
 
 std::string gradient_of(const char* name) { return std::string("d") + name; }
@@ -84,13 +89,25 @@ void take_gradients(const Checker& check, const CellDescription& type, const Arr
   for (int i = 0; i < type.inputs; ++i) {
     const std::string name = gradient_of(type.names[i]);
     if (type.has(type.vector_inputs, i)) {
-      check_vector(check, name.c_str(), given[i]);
-      check.distinct(name.c_str(), given[i].shape + 2, given[i].stride + 2, 1);
+      check_sum(check, name, given[i]);
     } else {
       check.full(name.c_str(), given[i]);
       check.distinct(name.c_str(), given[i]);
     }
     din[i] = given[i];
+  }
+}
+
+void take_sums(const Checker& check, const CellDescription& type, const Array<3>* given,
+               Array<3>* dsum) {
+  for (int i = 0; i < type.inputs; ++i) {
+    const std::string name = "sum of " + gradient_of(type.names[i]);
+    if (given[i] && type.has(type.vector_inputs, i)) {
+      throw InvalidArgument(std::string(check.call) + ": " + name +
+                            " was given, expected none: it is the gradient of a vector");
+    }
+    check_sum(check, name, given[i]);
+    dsum[i] = given[i];
   }
 }
 

@@ -45,4 +45,8 @@ void take_inputs(const Checker& check, const CellDescription& type, const void* 
 void take_gradients(const Checker& check, const CellDescription& type, const Array<3>* given,
                     Array<3>* din);
 
+/// Sums of the gradients of inputs that aren't vectors, into `dsum`.
+void take_sums(const Checker& check, const CellDescription& type, const Array<3>* given,
+               Array<3>* dsum);
+
 }  // namespace scanrnn

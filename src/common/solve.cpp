@@ -135,6 +135,7 @@ static void make_problem(const AnySolveBackward& call, Device device, Owned<Solv
   }
   check.full("dout", call.dout);
   take_gradients(check, type, call.din, q.din);
+  if (call.dsum != nullptr) take_sums(check, type, call.dsum, q.dsum);
   for (int s = 0; s < type.states; ++s) {
     const std::string state = type.state_names[s], dfinal = "dfinal_" + state,
                       dinitial = "d" + state + "0";

@@ -25,11 +25,17 @@ struct SolveProblem : ProblemExtents {
   std::int64_t segment = 0;  ///< 0: the backend chooses, from T and D
 
   // Backward.
-  ConstArray<3> states[kMaxStates];   ///< forward's output or what it kept, by state
-  ConstArray<3> dy;                   ///< optional
-  ConstArray<2> dfinal[kMaxStates];   ///< optional
-  Array<3> din[kMaxNonlinearInputs];  ///< each optional; those of vector inputs are sums
-  Array<2> dinitial[kMaxStates];      ///< optional
+  ConstArray<3> states[kMaxStates];    ///< forward's output or what it kept, by state
+  ConstArray<3> dy;                    ///< optional
+  ConstArray<2> dfinal[kMaxStates];    ///< optional
+  Array<3> din[kMaxNonlinearInputs];   ///< each optional; those of vector inputs are sums
+  Array<3> dsum[kMaxNonlinearInputs];  ///< (1,1,D) each, optional; none of vector inputs
+  Array<2> dinitial[kMaxStates];       ///< optional
+
+  /// Where an input's gradient goes, summed over sequences and steps, if it is wanted so.
+  const Array<3>& sum_of(int input) const {
+    return type->has(type->vector_inputs, input) ? din[input] : dsum[input];
+  }
 };
 
 // A channel is given up, for a serial run, from this pass on, if at least one of so many segments

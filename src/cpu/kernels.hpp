@@ -152,7 +152,7 @@ struct SolveArgs {
   ConstRows after[kMaxStates];
   ConstRows dy;
   Rows din[kMaxNonlinearInputs];        ///< without data: not wanted
-  void* sum[kMaxNonlinearInputs] = {};  ///< [lanes] added to: din of vector inputs; or null
+  void* sum[kMaxNonlinearInputs] = {};  ///< [lanes] added to: din; or null
 };
 
 struct SolveKernels {

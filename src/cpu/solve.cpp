@@ -112,7 +112,7 @@ struct Plan {
   Index segments = 0;  // of all sequences
   Index listed = 0;    // pieces that the list has room for
   bool shoots = false;
-  int sums = 0;                   // vector inputs whose gradient is wanted
+  int sums = 0;                   // inputs whose gradient is wanted, summed
   std::size_t scratch_bytes = 0;  // of one thread
   std::size_t sequences_at = 0, list_at = 0, start_at = 0, end_at = 0, map_at = 0, moved_at = 0,
               progress_at = 0, sums_at = 0, total_bytes = 0;
@@ -154,8 +154,8 @@ Plan make_plan(const SolveProblem& p, const SolveKernels& kernels, int max_threa
       staged += 1 + (p.din[i] ? 1 : 0);
     } else {
       ++single;
-      if (p.din[i]) ++plan.sums;
     }
+    if (p.sum_of(i)) ++plan.sums;
   }
   const Index states = p.type->states;
   staged += 3 + states;  // out or dy, kept, resets; states, which have one more
@@ -323,11 +323,11 @@ class Runner {
       if (!is_vector(p_, i)) {
         bind(in_[i], p_.in[i], c_.plan.chunk);
         if (writes) bind(din_[i], p_.din[i], c_.plan.chunk);
-        continue;
+      } else {
+        bind(in_[i], p_.in[i], 1);
+        in_[i].view.row = in_[i].view.step = 0;
       }
-      bind(in_[i], p_.in[i], 1);
-      in_[i].view.row = in_[i].view.step = 0;
-      if (task_ == Task::run_back && p_.din[i]) {
+      if (task_ == Task::run_back && p_.sum_of(i)) {
         sum_[sums_].input = i;
         sum_[sums_].row = take(1);
         sum_[sums_++].total = reinterpret_cast<double*>(take(2));
@@ -987,14 +987,14 @@ void rerun_overflowed(const Call<S>& c) {
   fallen.run();
 }
 
-/// Adds up the gradients of vector inputs, segment by segment.
+/// Adds up the sums of gradients, segment by segment.
 template <class S>
 void reduce_sums(const Call<S>& c) {
   const Index block = kLaneBytes / static_cast<Index>(sizeof(S));
   int k = 0;
   for (int i = 0; i < c.p.type->inputs; ++i) {
-    if (!is_vector(c.p, i) || !c.p.din[i]) continue;
-    const View v = view_of(c.p.din[i]);
+    if (!c.p.sum_of(i)) continue;
+    const View v = view_of(c.p.sum_of(i));
     share(c.plan.threads, ceil_div(c.p.channels, block), [&](int, const auto& next) {
       for (Index b; (b = next()) >= 0;) {
         const Index first = b * block, lanes = std::min(block, c.p.channels - first);

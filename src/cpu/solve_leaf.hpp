@@ -131,12 +131,9 @@ struct SolveLeaf {
         put(g.state, g.plane, s, lane, kept(g, t, lane, leaves[s]));
       }
       for (int i = 0; i < inputs; ++i) {
-        if (is_vector(i)) {
-          if (g.sum[i] != nullptr) {
-            put(g.sum[i], 0, 0, lane, get(g.sum[i], 0, 0, lane) + din[i]);
-          }
-        } else {
-          put(g.din[i], t, lane, din[i]);
+        if (!is_vector(i)) put(g.din[i], t, lane, din[i]);
+        if (g.sum[i] != nullptr) {
+          put(g.sum[i], 0, 0, lane, get(g.sum[i], 0, 0, lane) + din[i]);
         }
       }
     });

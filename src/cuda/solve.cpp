@@ -178,10 +178,11 @@ SolvePlan make_plan(const SolveProblem& p, int device) {
   }
   signed char slots = 0;
   for (int k = 0; p.backward && k < type.inputs; ++k) {
-    if (!type.has(type.vector_inputs, k) || !p.din[k]) continue;
+    const Array<3>& sum = p.sum_of(k);
+    if (!sum) continue;
     auto& reduction = plan.reduction[plan.reductions++];
     Reduction& r = reduction.sum;
-    r.out = steps_of(p, p.din[k]);
+    r.out = steps_of(p, sum);
     r.out_rows = r.out_steps = 1;
     r.out_channels = p.channels;
     r.channels = p.channels;

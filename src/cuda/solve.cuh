@@ -1050,7 +1050,7 @@ __global__ void __launch_bounds__(kSerialThreads)
 /// A worker's steps, from the last to the first. Without `kFinish`,
 /// `adjoint` is left alone and `gain` and `offset` become the map from what enters the segment to
 /// what leaves it; with it `adjoint`, what enters, becomes what leaves, gradients are written, and
-/// those of vector inputs are added to `sum`.
+/// added to `sum`.
 template <bool kFinish, class T, class Cell>
 __device__ __forceinline__ void run_adjoint(const SolveArgs& g, const Cell& cell, const Unit& u,
                                             const Worker& w, const Acc<T> (&vector)[Cell::inputs],
@@ -1336,7 +1336,7 @@ __global__ void __launch_bounds__(kSolveThreads, SolvePass<Cell>::blocks(sizeof(
     if (then.d < g.channels && (finishes() || !u.is_owned || !then.is_active)) {
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
-        if (!P::is_vector(k) || g.sum_slot[k] < 0) continue;
+        if (g.sum_slot[k] < 0) continue;
         reinterpret_cast<A*>(g.sums)[(g.sum_slot[k] * g.items + then.item) * g.pitch + then.d] =
             sum[k];
       }

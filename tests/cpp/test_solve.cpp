@@ -139,7 +139,7 @@ struct Inputs {
 template <class Cell>
 struct Outputs {
   Tensor out, kept, report, final_state[Cell::states];
-  Tensor din[Cell::inputs], dinitial[Cell::states];
+  Tensor din[Cell::inputs], dsum[Cell::inputs], dinitial[Cell::states];
 
   const Tensor& states(int s) const { return s == Cell::output_state ? out : kept; }
   double reported(Index n, int column) const { return report.get(0, n, column).re; }
@@ -267,6 +267,11 @@ Outputs<Cell> run(const Inputs<Cell>& given, Random* random, bool all = true) {
       back.din[i] = out.din[i].template out<3>();
     }
   }
+  for (int i = 0; i < Cell::inputs; ++i) {
+    if (has(Cell::vector_inputs, i) || !wanted()) continue;
+    out.dsum[i] = output(accumulation, 1, 1);
+    back.dsum[i] = per_channel(out.dsum[i].template out<1>());
+  }
   Tensor saved = out.out, kept = out.kept;
   relay(saved);
   relay(kept);
@@ -284,6 +289,7 @@ Outputs<Cell> run(const Inputs<Cell>& given, Random* random, bool all = true) {
   Lent lent_back(solve_backward_workspace_bytes(back, kTarget));
   lent_back.run(solve_backward, back);
   for (const Tensor& array : out.din) CHECK_FINE(array.strays("a gradient"));
+  for (const Tensor& array : out.dsum) CHECK_FINE(array.strays("a sum"));
   for (const Tensor& array : out.dinitial) CHECK_FINE(array.strays("dinitial"));
   return out;
 }
@@ -319,13 +325,16 @@ void check(const Inputs<Cell>& in, const Outputs<Cell>& out) {
   const unsigned given = in.given();
   const Index elements = in.batch() * T * D;
   Expected y(elements);
-  std::vector<Expected> states, din, final_state, dinitial;
+  std::vector<Expected> states, din, dsum, final_state, dinitial;
   for (int s = 0; s < N; ++s) {
     states.emplace_back(elements);
     final_state.emplace_back(in.sequences() * D);
     dinitial.emplace_back(in.sequences() * D);
   }
-  for (int i = 0; i < I; ++i) din.emplace_back(has(Cell::vector_inputs, i) ? D : elements);
+  for (int i = 0; i < I; ++i) {
+    din.emplace_back(has(Cell::vector_inputs, i) ? 0 : elements);
+    dsum.emplace_back(D);
+  }
   Tangent values[I], state[N];
   Near before[N], after[N];
   const auto read = [&](Index b, Index t, Index d) {
@@ -389,9 +398,10 @@ void check(const Inputs<Cell>& in, const Outputs<Cell>& out) {
         };
         for (int i = 0; i < I; ++i) {
           Near term = gradient(i, -1);
-          const bool vector = has(Cell::vector_inputs, i);
-          if (vector) term.e += 8 * roundoff * term.s;
-          din[static_cast<std::size_t>(i)].add(vector ? d : (b * T + t) * D + d, term);
+          const std::size_t k = static_cast<std::size_t>(i);
+          if (!has(Cell::vector_inputs, i)) din[k].add((b * T + t) * D + d, term);
+          term.e += 8 * roundoff * term.s;
+          dsum[k].add(d, term);
         }
         Near leaves[N];
         for (int s = 0; s < N; ++s) {
@@ -413,8 +423,12 @@ void check(const Inputs<Cell>& in, const Outputs<Cell>& out) {
     CHECK_FINE(out.dinitial[s].compare(dinitial[i].value, dinitial[i].bound, "dinitial"));
   }
   for (int i = 0; i < I; ++i) {
-    const Expected& e = din[static_cast<std::size_t>(i)];
-    if (has(given, i)) CHECK_FINE(out.din[i].compare(e.value, e.bound, Cell::names[i]));
+    if (!has(given, i)) continue;
+    const std::size_t k = static_cast<std::size_t>(i);
+    const bool vector = has(Cell::vector_inputs, i);
+    const Tensor& sum = vector ? out.din[i] : out.dsum[i];
+    CHECK_FINE(sum.compare(dsum[k].value, dsum[k].bound, Cell::names[i]));
+    if (!vector) CHECK_FINE(out.din[i].compare(din[k].value, din[k].bound, Cell::names[i]));
   }
 }
 
@@ -476,7 +490,10 @@ void check_same(const Outputs<Cell>& given, const Outputs<Cell>& expected) {
     same(given.final_state[s], expected.final_state[s], "final state");
     same(given.dinitial[s], expected.dinitial[s], "dinitial");
   }
-  for (int i = 0; i < Cell::inputs; ++i) same(given.din[i], expected.din[i], Cell::names[i]);
+  for (int i = 0; i < Cell::inputs; ++i) {
+    same(given.din[i], expected.din[i], Cell::names[i]);
+    same(given.dsum[i], expected.dsum[i], "sum");
+  }
 }
 
 // A sequence by itself, with all its channels: how it is cut may depend on their number.
@@ -959,6 +976,15 @@ CASE(wrong_calls_say_so) {
   for (int i = 0; i < IndRnnCell::inputs; ++i) back.in[i] = call.in[i];
   CHECK_THROWS(solve_backward_workspace_bytes(back, kTarget), InvalidArgument,
                "indrnn backward: out is missing");
+  back.out = {p.data(), DType::f32, {2, 5, 3}, {15, 3, 1}};
+  back.dsum[IndRnnCell::kInput] = {rows.data(), DType::f32, {1, 1, 2}, {0, 0, 1}};
+  CHECK_THROWS(solve_backward_workspace_bytes(back, kTarget), InvalidArgument,
+               "indrnn backward: sum of dp has shape (2,), expected (3,)");
+  back.dsum[IndRnnCell::kInput] = {};
+  back.dsum[IndRnnCell::kWeight] = {rows.data(), DType::f32, {1, 1, 3}, {0, 0, 1}};
+  CHECK_THROWS(solve_backward_workspace_bytes(back, kTarget), InvalidArgument,
+               "indrnn backward: sum of du was given, expected none: it is the gradient of a "
+               "vector");
   CHECK_THROWS(nonlinear_cell_type(NonlinearCellKind::count), InvalidArgument,
                "kind is 4, expected a nonlinear cell's number, from 0 to 3");
   if (kOnGpu) return;

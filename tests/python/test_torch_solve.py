@@ -317,8 +317,9 @@ def operator_arguments(kind, option, blocks, directions, split, place="cpu", D=3
     rows = len(cell.inputs) - cell.full
     vectors = torch.randn(directions, rows, D, dtype=torch.float64)
     tensors += [vectors[:, :split], vectors[:, split:] if split < rows else None]
+    tensors.append(torch.randn(directions, blocks, D, dtype=torch.float64))
     tensors += [torch.randn(directions, N, D, dtype=torch.float64) for _ in cell.states]
-    tensors += [None] * (_solve.SLOTS + 2 + _solve.STATES - len(tensors))
+    tensors += [None] * (_solve.SLOTS + 3 + _solve.STATES - len(tensors))
     sequences = (
         *(options.get(name) for name in ("cu_seqlens", "lengths", "reset")),
         options.get("reverse", False),
@@ -360,7 +361,7 @@ def test_w06_opcheck(device, kind, option, blocks, directions, split):
     states = (y if cell.output_state >= 0 else None, kept if cell.kept_state >= 0 else None)
     second = torch.randn_like(last2) if len(cell.states) > 1 else None
     torch.library.opcheck(
-        OPS.solve_backward.default, (*tensors, *states, *grads, second, *rest, [True] * 8)
+        OPS.solve_backward.default, (*tensors, *states, *grads, second, *rest, [True] * 9)
     )
 
 
@@ -380,18 +381,20 @@ def test_blocks_equal_separate_inputs(device, kind, option, blocks, directions, 
             for j in range(cell.full)
         ]
         own += [None] * (4 - len(own))
-        states = [None if t is None else t[d : d + 1] for t in tensors[6:]]
+        states = [None if t is None else t[d : d + 1] for t in tensors[7:]]
         reverse = rest[3] != (d == 1)
         numbers = (*rest[:3], reverse, *rest[4:8], 1, 1, *rest[10:])
-        part, last, one = _solve.solve(*own, weights[d : d + 1], None, *states, *numbers)
+        part, last, one = _solve.solve(*own, weights[d : d + 1], None, None, *states, *numbers)
         torch.testing.assert_close(report[d], one[0], **SAME)
         ys.append(part)
         lasts.append(last)
     theirs = (torch.cat(ys, -1), *(torch.cat(parts) for parts in zip(*lasts, strict=True)))
     torch.testing.assert_close((y, *finals), theirs, **SAME)
-    given = [t for t in tensors if t is not None]
-    fused = gradients((y, *finals), given, retain_graph=True)
+    bias = tensors[6]  # its gradient is in0's, summed
+    given = [t for t in tensors if t is not None and t is not bias]
+    *fused, summed = gradients((y, *finals), [*given, bias], retain_graph=True)
     assert_gradients_match(fused, gradients(theirs, given), **SAME)
+    torch.testing.assert_close(summed, fused[0].sum((0, 1)).view_as(bias))
 
 
 def test_states_are_found_again_where_they_were_not_kept(device):
@@ -766,26 +769,30 @@ def test_s08_wrong_calls():
         solver = (kind, [2.0], given, blocks, 1, 0.0, 8, 0, False)
         return OPS.solve(*tensors, None, None, None, False, False, *solver)
 
-    kind, nothing = _solve.KINDS["indrnn"], (None,) * 3
+    kind, nothing, rest = _solve.KINDS["indrnn"], (None,) * 3, (None,) * 4
     weights = v[None, None]
     with pytest.raises(ValueError, match="solve: kind is 99, expected one of"):
-        solve(99, u, *nothing, weights, *nothing)
+        solve(99, u, *nothing, weights, *rest)
     with pytest.raises(ValueError, match=r"indrnn: in1 was given, expected None"):
-        solve(kind, u, u, None, None, weights, *nothing)
+        solve(kind, u, u, None, None, weights, *rest)
     with pytest.raises(ValueError, match="weights and more have 2 vectors, and given is"):
-        solve(kind, u, *nothing, weights, weights, None, None)
+        solve(kind, u, *nothing, weights, weights, *nothing)
     with pytest.raises(ValueError, match=r"weights has shape \(1, 1, 2\), expected \(1, 1, 3\)"):
-        solve(kind, u, *nothing, weights[..., :2], *nothing)
+        solve(kind, u, *nothing, weights[..., :2], *rest)
+    with pytest.raises(ValueError, match=r"bias has shape \(1, 2, 3\), expected \(1, 1, 3\)"):
+        solve(kind, u, *nothing, weights, None, torch.zeros(1, 2, 3), None, None)
+    with pytest.raises(TypeError, match="bias has dtype float64, expected float32"):
+        solve(kind, u, *nothing, weights, None, weights.double(), None, None)
     with pytest.raises(ValueError, match="there are more than 1 initial states"):
-        solve(kind, u, *nothing, weights, None, None, torch.zeros(1, 2, 3))
+        solve(kind, u, *nothing, weights, *nothing, torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match=r"h0 has shape \(2, 2, 3\), expected \(1, 2, 3\)"):
-        solve(kind, u, *nothing, weights, None, torch.zeros(2, 2, 3), None)
+        solve(kind, u, *nothing, weights, None, None, torch.zeros(2, 2, 3), None)
     gru = _solve.KINDS["diagonal_gru"]
     with pytest.raises(TypeError, match="diagonal_gru: z is None"):
-        solve(gru, u, *nothing, torch.zeros(1, 4, 3), *nothing, given=[True] * 4)
+        solve(gru, u, *nothing, torch.zeros(1, 4, 3), *rest, given=[True] * 4)
     given = [False, True, True, True]
     with pytest.raises(TypeError, match="diagonal_gru: u_r is None"):
-        solve(gru, u, u, u, None, torch.zeros(1, 3, 3), *nothing, given=given)
+        solve(gru, u, u, u, None, torch.zeros(1, 3, 3), *rest, given=given)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

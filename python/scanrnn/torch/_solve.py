@@ -15,6 +15,8 @@ Tensor arguments (B batch, T time, D channels, N sequences, d directions):
                      places are None
     weights          (d, V, D), the first V of the vectors that are there, in the table's order, in
                      the dtype of in0 or its accumulation dtype; more: the rest, likewise
+    bias             (d, blocks, D), likewise: what in0's blocks have had added to them. Gradients
+                     alone see it, and are summed where in0's are found
     given            for each vector of the table, whether it is there
     first, second    initial states, (d, N, D) in the dtype of in0 or its accumulation dtype
     y                (B, T, d * D), dtype of in0: the second direction runs from the other end
@@ -198,11 +200,12 @@ KINDS = {cell.name: cell.kind for cell in CELLS.values()}
 #: How many (B, T, D) inputs, and how many states, the operators take.
 SLOTS, STATES = 4, 2
 _REPORT_COLUMNS = 6
-_DIFFERENTIABLE = SLOTS + 2 + STATES
+_BIAS, _INITIAL = SLOTS + 2, SLOTS + 3
+_DIFFERENTIABLE = _INITIAL + STATES
 
 
 class _Call:
-    """The tensors of a call, (in0 ... in3, weights, more, first, second), and where what is."""
+    """The tensors of a call, (in0 ... weights, more, bias, first, second), and where what is."""
 
     def __init__(
         self,
@@ -247,13 +250,15 @@ class _Call:
                 check_shape(fn, names[j], t, (B, T, d * D))
         N = check_sequences(fn, u, self.cu_seqlens, self.lengths, self.reset)
         dtypes = (dtype, ACCUMULATION[dtype])
-        weights, more, *states = self.tensors[SLOTS:]
+        weights, more, bias, *states = self.tensors[SLOTS:]
         rows = 0
         for name, t in (("weights", weights), ("more", more)):
             if t is not None:
                 check_dtype(fn, name, t, dtypes)
                 check_shape(fn, name, t, (d, *t.shape[1:2], D))
                 rows += t.shape[1]
+        check_dtype(fn, "bias", bias, dtypes)
+        check_shape(fn, "bias", bias, (d, self.blocks, D))
         vectors = names[cell.full :]
         if len(self.given) != len(vectors) or rows != sum(self.given):
             raise ValueError(
@@ -273,7 +278,8 @@ class _Call:
         for t in (*self.tensors, self.cu_seqlens, self.lengths, self.reset):
             if t is not None and t.device != device:
                 slots = (*names[: cell.full], *(f"in{j}" for j in range(cell.full, SLOTS)))
-                named = zip((*slots, "weights", "more", *initial), self.tensors, strict=False)
+                all_names = (*slots, "weights", "more", "bias", *initial)
+                named = zip(all_names, self.tensors, strict=False)
                 index = ("cu_seqlens", self.cu_seqlens), ("lengths", self.lengths)
                 check_devices(fn, **dict((*named, *index, ("reset", self.reset))))
         return N
@@ -318,7 +324,7 @@ def _describe(call: _Call, d: int, tensors: Sequence[OptTensor]) -> tuple[list[A
     count = call.blocks * call.directions, call.directions  # of in0, and of the others
     inputs = [describe_block(tensors[slot], i, count[slot > 0]) for slot, i in full]
     inputs += [None if at is None else describe_row(tensors[at[0]], d, at[1]) for at in vectors]
-    states = tensors[SLOTS + 2 : SLOTS + 2 + len(call.cell.states)]
+    states = tensors[_INITIAL : _INITIAL + len(call.cell.states)]
     return inputs, [describe_row(t, d) for t in states]
 
 
@@ -381,6 +387,9 @@ def _solve_backward(*args: Any) -> tuple[OptTensor, ...]:
     for d in range(call.directions):
         inputs, initial = _describe(call, d, tensors)
         dinputs, dinitial = _describe(call, d, gradients)
+        sums: list[Any] = [None] * len(cell.inputs)
+        for j in range(call.blocks):
+            sums[j] = describe_row(gradients[_BIAS], d, j)
         _core.solve_backward(
             cell.kind,
             inputs,
@@ -399,6 +408,7 @@ def _solve_backward(*args: Any) -> tuple[OptTensor, ...]:
             call.left_padded,
             stream,
             allocate,
+            sums,
         )
     return tuple(gradients)
 
@@ -410,24 +420,32 @@ def _fake_solve_backward(*args: Any) -> Tensors:
 # ---- Rules ---------------------------------------------------------------------------------------
 
 
-def _parts(call: _Call, d: int, tensors: Sequence[OptTensor]) -> tuple[list[Any], list[Any]]:
-    """A direction's inputs and initial states, in the accumulation dtype; 0 in padding."""
+def _parts(
+    call: _Call, d: int, tensors: Sequence[OptTensor], bias: OptTensor
+) -> tuple[list[Any], list[Any]]:
+    """A direction's inputs and initial states, in the accumulation dtype; 0 in padding.
+
+    The bias is added to in0's blocks.
+    """
     full, vectors = call.places(d)
 
     def block(slot: int, i: int) -> OptTensor:
-        if (t := tensors[slot]) is None:
-            return None
-        t = t.narrow(-1, i * call.D, call.D)
-        if call.lengths is not None:  # so that no NaN passes from there
+        t = tensors[slot]
+        if t is not None:
+            t = t.narrow(-1, i * call.D, call.D).to(ACCUMULATION[t.dtype])
+        if slot == 0 and bias is not None:
+            own = bias[d, i % call.blocks].to(ACCUMULATION[bias.dtype])
+            t = own.expand(*call.u.shape[:2], call.D) if t is None else t + own
+        if t is not None and call.lengths is not None:  # so that no NaN passes from there
             t = torch.where(valid_steps(t, call.lengths, call.left_padded), t, 0)
-        return t.to(ACCUMULATION[t.dtype])
+        return t
 
     def row(slot: int, i: int) -> OptTensor:
         t = tensors[slot]
         return None if t is None else t[d, i].to(ACCUMULATION[t.dtype])
 
     inputs = [block(*at) for at in full] + [None if at is None else row(*at) for at in vectors]
-    states = tensors[SLOTS + 2 : SLOTS + 2 + len(call.cell.states)]
+    states = tensors[_INITIAL : _INITIAL + len(call.cell.states)]
     return inputs, [None if t is None else t[d].to(ACCUMULATION[t.dtype]) for t in states]
 
 
@@ -513,10 +531,13 @@ def _tangents(
     dys, dkepts = [], []
     dlasts: list[list[Tensor]] = [[] for _ in cell.states]
     found = {cell.output_state: y, cell.kept_state: kept}
+    bias = call.tensors[_BIAS]
+    if bias is not None:  # which in0 has already
+        bias = bias - bias.detach()
     for d in range(call.directions):
         sequences = call.sequences(d)
-        inputs, initial = _parts(call, d, call.tensors)
-        dinputs, dinitial = _parts(call, d, tangents)
+        inputs, initial = _parts(call, d, call.tensors, bias)
+        dinputs, dinitial = _parts(call, d, tangents, tangents[_BIAS])
         before = []
         for s, start in enumerate(initial):
             state = found[s]
@@ -576,7 +597,7 @@ def _compose_backward(dkept: OptTensor, *args: Any) -> Tensors:
 def _groups(args: Sequence[Any]) -> list[int]:
     """How many times each differentiable tensor has all channels side by side."""
     blocks, directions = args[-6:-4]
-    return [blocks * directions, *[directions] * (SLOTS - 1), *[1] * (2 + STATES)]
+    return [blocks * directions, *[directions] * (SLOTS - 1), *[1] * (3 + STATES)]
 
 
 def _for_samples(
@@ -715,7 +736,7 @@ class _SolveBackward(Function):
 # ---- Operators -----------------------------------------------------------------------------------
 
 _TENSORS = "Tensor in0, Tensor? in1, Tensor? in2, Tensor? in3, Tensor weights, Tensor? more, " + (
-    "Tensor? first, Tensor? second"
+    "Tensor? bias, Tensor? first, Tensor? second"
 )
 _OPTIONS = (
     f"{SEQUENCES}, int kind, float[] options, bool[] given, int blocks, int directions, "

@@ -69,6 +69,7 @@ class Solved(Recurrent[StateT]):
         options: Sequences,
         numbers: Sequence[float],
         blocks: int,
+        bias: OptTensor = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A nonlinear cell on (B, T, ...) inputs in the operator's form: output, final states.
 
@@ -81,16 +82,22 @@ class Solved(Recurrent[StateT]):
             options: the sequences.
             numbers: the cell's options.
             blocks: how many inputs are in the first one, for each direction.
+            bias: a parameter (directions * blocks * hidden_size,) that the first one has already,
+                detached: it gets its gradient here.
         """
         u, d = inputs[0], self._directions
         assert u is not None
-        own = [state_dtype(self._fn, "weight", t, u) for t in vectors]
-        weights = [None if t is None else t.unflatten(0, (d, -1, self.hidden_size)) for t in own]
+        own = [
+            None if t is None else t.unflatten(0, (d, -1, self.hidden_size))
+            for t in (state_dtype(self._fn, "weight", t, u) for t in (*vectors, bias))
+        ]
+        *weights, bias = own
         y, finals, report = _solve.solve(
             *inputs,
             *(None,) * (_solve.SLOTS - len(inputs)),
             *weights,
             *(None,) * (2 - len(weights)),
+            bias,
             *(
                 state_dtype(self._fn, name, t, u)
                 for name, t in zip(self._states, states, strict=True)

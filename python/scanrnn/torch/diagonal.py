@@ -103,6 +103,7 @@ def solve_cell(
         *(None,) * (_solve.SLOTS - len(call.full)),
         torch.stack(present).unsqueeze(0),
         None,
+        None,
         *call.states,
         *(None,) * (_solve.STATES - len(call.states)),
         *call.sequences,

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from scanrnn.cells import SruActivation
 
@@ -31,6 +32,12 @@ class _Diagonal(Solved[StateT]):
     def _initialise(self, name: str, parameter: Tensor) -> None:
         bound = 1 / math.sqrt(self.hidden_size)
         nn.init.uniform_(parameter, -bound, bound)
+
+    def _gates(self, layer: int, x: Tensor) -> tuple[tuple[Tensor], OptTensor]:
+        """The matrix product, and its bias, whose gradient is found with the product's."""
+        bias = self._of("bias_ih", layer)
+        product = F.linear(x, self._of("weight_ih", layer), None if bias is None else bias.detach())
+        return (self._swap(product),), bias
 
     def _diagonal_shapes(
         self, features: int, blocks: int, **rows: int
@@ -122,8 +129,10 @@ class DiagonalGRU(_Diagonal[Tensor]):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         vectors = [self._of("weight_hh", layer), self._of("bias_hh", layer)]
         given = [True, True, True, self.bias]
-        inputs = (self._affine(layer, x),)
-        h, finals = self._solve("diagonal_gru", inputs, vectors, given, states, options, [], 3)
+        inputs, bias = self._gates(layer, x)
+        h, finals = self._solve(
+            "diagonal_gru", inputs, vectors, given, states, options, [], 3, bias
+        )
         return self._project(layer, h), finals
 
 
@@ -216,9 +225,9 @@ class DiagonalLSTM(_Diagonal[tuple[Tensor, Tensor]]):
         vectors = [self._of("weight_hh", layer), self._of("weight_ch", layer)]
         separate, peep = not self.coupled, self.peephole
         given = [True, True, True, separate, peep, peep, peep and separate]
-        inputs, blocks = (self._affine(layer, x),), 3 + separate
+        inputs, bias = self._gates(layer, x)
         h, finals = self._solve(
-            "diagonal_lstm", inputs, vectors, given, states, options, [], blocks
+            "diagonal_lstm", inputs, vectors, given, states, options, [], 3 + separate, bias
         )
         return self._project(layer, h), finals
 
@@ -306,7 +315,9 @@ class IndRNN(_Diagonal[Tensor]):
     def _layer(
         self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        inputs, vectors = (self._affine(layer, x),), [self._of("weight_hh", layer)]
+        (inputs, bias), vectors = self._gates(layer, x), [self._of("weight_hh", layer)]
         numbers = [self._activation]
-        h, finals = self._solve("indrnn", inputs, vectors, [True], states, options, numbers, 1)
+        h, finals = self._solve(
+            "indrnn", inputs, vectors, [True], states, options, numbers, 1, bias
+        )
         return self._project(layer, h), finals
