@@ -170,11 +170,10 @@ struct ClusterShared {
   /// where a thread has eight channels, which leave neither registers nor room for two places.
   /// Where they don't, some may still need their bands when others have the next ones.
   static constexpr bool meets = P::backward || P::width > 4;
-  static constexpr int band_places = meets ? 1 : 2;
+  alignas(kVectorBytes) Affine<A> band[meets ? 1 : 2][kWarps][width];
+  /// Of bands' gains. Read before the cluster's next ticket is asked for: one place is enough.
   static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
-  alignas(kVectorBytes) Affine<A> band[band_places][kWarps][width];
-  typename P::template Loss<typename P::Type>  // of bands' gains
-      lost[keeps_loss ? band_places : 1][keeps_loss ? kWarps : 1][width];
+  typename P::template Loss<typename P::Type> lost[keeps_loss ? kWarps : 1][width];
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {
@@ -406,12 +405,11 @@ __global__ void __launch_bounds__(kThreads,
     leaf.template map_in_pass<RowMode::plain_direct>(map, loss, cut);
     scan_lanes(map, loss, cut, lane, across, kWarp, false);
     auto& band = shared.band[kMeets ? 0 : half];
-    auto& band_lost = shared.lost[kMeets || !P::template keeps_loss<T> ? 0 : half];
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       if (lane + across >= kWarp) {
         band[warp][leaf.column * W + v] = map[v];
-        band_lost[warp][leaf.column * W + v] = loss[v];
+        if constexpr (P::template keeps_loss<T>) shared.lost[warp][leaf.column * W + v] = loss[v];
       }
       map[v] = shuffle_up(map[v], across);
       if (lane < across) map[v] = identity<Affine<A>>();
@@ -445,7 +443,7 @@ __global__ void __launch_bounds__(kThreads,
 #pragma unroll
       for (int b = 0; b < kWarps; ++b) {
         own[b] = band[b][ch];
-        lost[b] = band_lost[b][ch];
+        if constexpr (P::template keeps_loss<T>) lost[b] = shared.lost[b][ch];
       }
 #pragma unroll
       for (int by = 1; by < kWarps; by *= 2) {

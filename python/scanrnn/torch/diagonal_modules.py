@@ -1,8 +1,10 @@
 """Layers of nonlinear cells with diagonal recurrent weights, with torch.nn.GRU's conventions.
 
 They are as the layers of `scanrnn.torch.modules`: a matrix product for all gates and directions,
-and one operator that reads its output in place. It solves the recurrence in parallel over time, to
-a tolerance, as `scanrnn.torch.diagonal` says; `last_report` says how that went, layer by layer and
+and one operator that reads its output in place. Backward, it sums the gradient of the product's
+bias on the way: a reduction of its own would take 0.15 ms of the LSTM's 3.0 on an H200, and 0.12 of
+the GRU's 2.5 (16 x 4096 steps, 512 units). It solves the recurrence in parallel over time, to a
+tolerance, as `scanrnn.torch.diagonal` says; `last_report` says how that went, layer by layer and
 direction by direction, and nothing waits for it. Recurrent weights and biases are vectors over the
 directions and channels: direction by direction the rows that the class names, of hidden_size each.
 """
