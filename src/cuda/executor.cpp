@@ -209,11 +209,16 @@ Plan make_plan(const Problem& p, int device) {
   g.by_groups = Divisor::of(g.groups);
   g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
   Index nodes = g.tiles;  // of a sequence
-  if (plan.way == Way::columns && !packed && warps == kRadix && fills_blocks(g.tiles)) {
-    g.fan_log2 = kRadixLog2;
-    nodes = ceil_div(g.tiles, kRadix);
-    g.tiles = nodes * kRadix;
-    g.tile_items = p.sequences * g.tiles;
+  if (plan.way == Way::columns && !packed && warps == kRadix) {
+    if (fills_blocks(g.tiles)) {
+      g.fan_log2 = kRadixLog2;
+      nodes = ceil_div(g.tiles, kRadix);
+      g.tiles = nodes * kRadix;
+      g.tile_items = p.sequences * g.tiles;
+    } else if (g.tiles == 2 || g.tiles == 4) {
+      g.fan_log2 = log2_at_least(g.tiles);
+      nodes = 1;
+    }
   }
   for (Index most = 1; most < nodes; most *= kRadix) ++g.levels;
   if (is_one_thread) g.levels = 0;
@@ -378,6 +383,28 @@ Plan make_plan(const Problem& p, int device) {
       ((p.time % rows != 0 && p.time < kRadix * rows) || !all_steps(is_aligned))) {
     plan.kernel = &kernels.ragged_columns;
     plan.prepared = &prepared.ragged_columns;
+  }
+  // Columns whose tiles are all whole, and where a warp has several, those channels' steps one
+  // behind the other.
+  bool is_whole = plan.way == Way::columns && kernels.whole_columns.function != nullptr &&
+                  (has_all || p.type->kind != CellKind::scan) && !g.has_wide && sums_vectors_only &&
+                  g.cu_seqlens == nullptr && g.lengths == nullptr && g.reset == nullptr &&
+                  p.time == rows * g.tiles && p.channels % lanes == 0;
+  const auto is_whole_column = [&](const Steps& s) {
+    return s.data == nullptr ||
+           (s.vector && is_aligned(s) && (lanes == 1 || s.channel == p.time));
+  };
+  for (int i = 0; i < p.inputs; ++i) {
+    if ((p.vector_inputs >> i & 1u) != 0) continue;
+    is_whole = is_whole && is_whole_column(g.in[i]) && is_whole_column(g.din[i]);
+  }
+  if (is_whole && is_whole_column(g.out) && is_whole_column(g.states) && is_whole_column(g.dy)) {
+    plan.kernel = &kernels.whole_columns;
+    plan.prepared = &prepared.whole_columns;
+    if (g.fan_log2 == kRadixLog2 && g.levels > 0) {  // blocks stay
+      plan.blocks = std::min(plan.blocks, Index{Properties::of(device).multiprocessors} *
+                                              plan.kernel->blocks);
+    }
   }
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
   return plan;

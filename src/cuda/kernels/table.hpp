@@ -17,7 +17,7 @@ struct Kernel {
   int vector_bytes = 0;  ///< that a thread moves at once
   /// Bytes of shared memory that the launch has to ask for.
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
-  int blocks = 0;      ///< clusters: that a multiprocessor holds
+  int blocks = 0;      ///< clusters, whole columns: that a multiprocessor holds
   int carveout = 100;  ///< percent of the L1 cache that shared memory may take
 };
 
@@ -27,6 +27,7 @@ struct PassKernels {
   Kernel whole;     ///< rows of calls whose tiles are all whole
   Kernel clusters;  ///< the same by clusters of blocks; not every cell and dtype has it
   Kernel columns;
+  Kernel whole_columns;  ///< columns of calls whose tiles are all whole
   // For arrays that start anywhere. Not every cell has them.
   Kernel lines;  ///< rows
   Kernel ragged_columns;
@@ -40,8 +41,8 @@ struct CellKernels {
 
 /// What a kernel needs to be told once for each device: how much shared memory it may ask for.
 struct Prepared {
-  std::atomic<std::uint64_t> rows{0}, whole{0}, clusters{0}, columns{0}, lines{0},
-      ragged_columns{0};
+  std::atomic<std::uint64_t> rows{0}, whole{0}, clusters{0}, columns{0}, whole_columns{0},
+      lines{0}, ragged_columns{0};
   std::atomic<std::uint64_t> no_clusters{0};  ///< devices that were asked and can't hold any
 };
 
