@@ -214,7 +214,8 @@ struct ColumnLeaf {
   using One = Lanes<T, 1>;  // a step
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kOpens = P::template opens<T>;
-  /// Every array that is staged is there, and a gradient that nobody wants goes to its slot as well.
+  /// Every array that is staged is there, and a gradient that nobody wants goes to its slot as
+  /// well.
   static constexpr bool kHasAll = kWhole && std::is_same_v<Cell, ScanCell>;
   using Opened = typename P::template Opened<T>;
   template <ColumnMode kMode>
@@ -305,8 +306,8 @@ struct ColumnLeaf {
   __device__ __forceinline__ bool is_first_leaf() const { return place == 0; }
   __device__ __forceinline__ bool is_last_leaf() const { return (place + 1) * kLeaf == rows; }
   __device__ __forceinline__ ColumnMode mode() const {
-    if (!kWhole && ((valid != kAllLanes >> (32 - kLeaf) && !(is_filled && valid != 0)) || resets != 0 ||
-                    entry_cut || g.has_wide)) {
+    if (!kWhole && ((valid != kAllLanes >> (32 - kLeaf) && !(is_filled && valid != 0)) ||
+                    resets != 0 || entry_cut || g.has_wide)) {
       return ColumnMode::general;
     }
     return ascending ? ColumnMode::plain_up : ColumnMode::plain_down;
@@ -727,8 +728,8 @@ struct SharedNode {
   template <bool kMayCut = true>
   __device__ __forceinline__ Segment<A> product_before(int which, int fan_log2, int lane) const {
     const int first = which >> fan_log2 << fan_log2;
-    const Segment<A> products = product_of_children<A, kMayCut>(tile[(first + lane) % kRadix],
-                                                                lane < which - first, lane);
+    const Segment<A> products =
+        product_of_children<A, kMayCut>(tile[(first + lane) % kRadix], lane < which - first, lane);
     return shuffle<kMayCut>(products, kRadix - 1);
   }
 };
@@ -766,7 +767,8 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   if (lane == 0) {
     const unsigned ticket = (g.levels > 0 ? first_ticket : blockIdx.x * warps) + warp;
     if (ticket < g.tile_items * g.groups) {
-      tiles[warp] = tile_of<kBackward>(g, ticket >> g.fan_log2, rows, warp & ((1 << g.fan_log2) - 1));
+      tiles[warp] =
+          tile_of<kBackward>(g, ticket >> g.fan_log2, rows, warp & ((1 << g.fan_log2) - 1));
     } else {
       tiles[warp].group = -1;
     }
@@ -853,11 +855,11 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
       const Segment<A> was = own;
       own = merge(siblings, own);
       if (!is_idle) hear(0, was, own);
-      look_back<A, true>(g, t.first_item >> kRadixLog2, t.number >> kRadixLog2, t.group, stride, kWords,
-                   tiles[0].low >= tiles[0].high, own, lane, 1, hear,
-                   [&](int level, const Segment<A>& product) {
-                     if (lane == 0) node.level[level] = product;
-                   });
+      look_back<A, true>(g, t.first_item >> kRadixLog2, t.number >> kRadixLog2, t.group, stride,
+                         kWords, tiles[0].low >= tiles[0].high, own, lane, 1, hear,
+                         [&](int level, const Segment<A>& product) {
+                           if (lane == 0) node.level[level] = product;
+                         });
     }
     if (g.levels > 0) __syncthreads();
     if (t.number > 0 && !is_idle) {
@@ -868,8 +870,9 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
     }
   } else if (g.levels > 0) {  // then a warp holds one channel
     Segment<A> prefix{identity<Affine<A>>(), false};
-    look_back<A, true>(g, t.first_item, t.number, t.group, stride, kWords, is_idle, own, lane, 0, hear,
-                 [&](int, const Segment<A>& product) { prefix = merge(product, prefix); });
+    look_back<A, true>(g, t.first_item, t.number, t.group, stride, kWords, is_idle, own, lane, 0,
+                       hear,
+                       [&](int, const Segment<A>& product) { prefix = merge(product, prefix); });
     if (t.number > 0) state = apply(prefix, state);
   }
   state = apply(before, state);

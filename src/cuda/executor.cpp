@@ -391,8 +391,7 @@ Plan make_plan(const Problem& p, int device) {
                   g.cu_seqlens == nullptr && g.lengths == nullptr && g.reset == nullptr &&
                   p.time == rows * g.tiles && p.channels % lanes == 0;
   const auto is_whole_column = [&](const Steps& s) {
-    return s.data == nullptr ||
-           (s.vector && is_aligned(s) && (lanes == 1 || s.channel == p.time));
+    return s.data == nullptr || (s.vector && is_aligned(s) && (lanes == 1 || s.channel == p.time));
   };
   for (int i = 0; i < p.inputs; ++i) {
     if ((p.vector_inputs >> i & 1u) != 0) continue;
@@ -402,8 +401,8 @@ Plan make_plan(const Problem& p, int device) {
     plan.kernel = &kernels.whole_columns;
     plan.prepared = &prepared.whole_columns;
     if (g.fan_log2 == kRadixLog2 && g.levels > 0) {  // blocks stay
-      plan.blocks = std::min(plan.blocks, Index{Properties::of(device).multiprocessors} *
-                                              plan.kernel->blocks);
+      plan.blocks = std::min(plan.blocks,
+                             Index{Properties::of(device).multiprocessors} * plan.kernel->blocks);
     }
   }
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere

@@ -43,7 +43,8 @@ __device__ __forceinline__ void each_chunk(int lane, Chunk&& chunk) {
   const int even = swizzled(lane), odd = even ^ swizzled(kWarp) ^ kWarp;
 #pragma unroll
   for (int i = 0; i < P::slot_bytes / (kWarp * kVectorBytes); ++i) {
-    chunk((lane + i * kWarp) * kVectorBytes, ((i % 2 == 0 ? even : odd) + i * kWarp) * kVectorBytes);
+    chunk((lane + i * kWarp) * kVectorBytes,
+          ((i % 2 == 0 ? even : odd) + i * kWarp) * kVectorBytes);
   }
 }
 
@@ -86,12 +87,11 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   for (;;) {
     const unsigned item = ticket * warps + warp;
     if (item >= g.tile_items * g.groups) return;
-    const Tile t = whole_tile_of<kBackward>(g, item >> g.fan_log2, rows,
-                                            warp & ((1 << g.fan_log2) - 1));
+    const Tile t =
+        whole_tile_of<kBackward>(g, item >> g.fan_log2, rows, warp & ((1 << g.fan_log2) - 1));
     const auto place_of = [&](const Steps& s) {
-      return s.data +
-             (t.row * s.batch + t.position + (t.group << g.across_log2) * s.channel) *
-                 static_cast<Index>(sizeof(T));
+      return s.data + (t.row * s.batch + t.position + (t.group << g.across_log2) * s.channel) *
+                          static_cast<Index>(sizeof(T));
     };
 
     // --- stage ---------------------------------------------------------------------------------
@@ -105,9 +105,8 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
           copy_async<kVectorBytes>(slot + in_slot, from + in_memory);
         });
       } else {
-        each_chunk<P, T>(lane, [&](int, int in_slot) {
-          store_vector(slot + in_slot, Vector<T, kWidth<T>>{});
-        });
+        each_chunk<P, T>(
+            lane, [&](int, int in_slot) { store_vector(slot + in_slot, Vector<T, kWidth<T>>{}); });
       }
     }
     Leaf leaf(g, t, cell, slots, lane);
@@ -124,7 +123,8 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
     // --- the maps of leaves and the tile ---------------------------------------------------------
     Affine<A> map[1] = {identity<Affine<A>>()};
     bool cut = false;
-    in_mode<true>(mode, [&](auto m) { leaf.template map_in_pass<decltype(m)::value>(map[0], cut); });
+    in_mode<true>(mode,
+                  [&](auto m) { leaf.template map_in_pass<decltype(m)::value>(map[0], cut); });
     Tracer<Cell, A, 1> tracer(cell, g, t, Division{kLeaf, each, each, 1}, place, leaf.channel);
     tracer.leaf(map, false);
     cut = false;

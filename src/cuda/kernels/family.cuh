@@ -43,8 +43,7 @@ PassKernels pass_kernels() {
                kVectorBytes,
                [](int, int, int warps, int) { return warps * Columns::warp_bytes; }};
   k.whole_columns = k.columns;
-  k.whole_columns.function =
-      reinterpret_cast<const void*>(&run_whole_columns<Cell, T, kBackward>);
+  k.whole_columns.function = reinterpret_cast<const void*>(&run_whole_columns<Cell, T, kBackward>);
   k.whole_columns.blocks = Columns::blocks;
   k.serial = {reinterpret_cast<const void*>(&run_serial<Cell, T, kBackward>),
               "serial",

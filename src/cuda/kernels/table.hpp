@@ -41,8 +41,8 @@ struct CellKernels {
 
 /// What a kernel needs to be told once for each device: how much shared memory it may ask for.
 struct Prepared {
-  std::atomic<std::uint64_t> rows{0}, whole{0}, clusters{0}, columns{0}, whole_columns{0},
-      lines{0}, ragged_columns{0};
+  std::atomic<std::uint64_t> rows{0}, whole{0}, clusters{0}, columns{0}, whole_columns{0}, lines{0},
+      ragged_columns{0};
   std::atomic<std::uint64_t> no_clusters{0};  ///< devices that were asked and can't hold any
 };
 
