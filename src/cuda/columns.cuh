@@ -6,7 +6,9 @@
 // the leaves, merges their maps by shuffles, publishes the tile's node and looks back, its lanes
 // holding the nodes of four levels of the tree (tree.cuh), and finishes. Outputs take the place of
 // inputs in shared memory and leave it in whole lines. Of long sequences a block's warps take
-// neighbouring tiles, the children of one node, and look back together.
+// neighbouring tiles, the children of one node, and look back together; of sequences of two or four
+// tiles a block takes several, and needs no tree. Regular calls have a leaner kernel
+// (whole_columns.cuh).
 #pragma once
 
 #include <type_traits>
