@@ -73,8 +73,8 @@ struct Args {
   int leaf = 0;                 ///< rows: steps of a leaf
   int teams_log2 = 0;           ///< rows: tiles that share a block, where no sequence has two
   int band_leaves = 0;          ///< ordered: leaves that are merged first
-  int fan_log2 = 0;             ///< columns: tiles of a sequence that share a block and its node
-  int levels = 0;               ///< of the tree between nodes; 0: no sequence has two
+  int fan_log2 = 0;  ///< columns: tiles of a sequence that share a block; 8: and its node
+  int levels = 0;    ///< of the tree between nodes; 0: no sequence has two
 
   unsigned* ticket = nullptr;
   unsigned long long* nodes = nullptr;  ///< (tile_items, groups, lanes) nodes

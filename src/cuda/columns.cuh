@@ -6,13 +6,16 @@
 // the leaves, merges their maps by shuffles, publishes the tile's node and looks back, its lanes
 // holding the nodes of four levels of the tree (tree.cuh), and finishes. Outputs take the place of
 // inputs in shared memory and leave it in whole lines. Of long sequences a block's warps take
-// neighbouring tiles, the children of one node, and look back together.
+// neighbouring tiles, the children of one node, and look back together; of sequences of two or four
+// tiles a block takes several, and needs no tree. Regular calls have a leaner kernel
+// (whole_columns.cuh).
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/pass.cuh"
 #include "cuda/tree.cuh"
+#include "scanrnn/core/cells/scan.hpp"
 
 namespace scanrnn::cuda {
 
@@ -187,9 +190,24 @@ __device__ __forceinline__ void fill_leaf(const Args& g, int low, int high, char
 enum class ColumnMode { general, plain_up, plain_down };
 template <ColumnMode kMode>
 inline constexpr bool kIsPlainColumn = kMode != ColumnMode::general;
+template <ColumnMode kMode>
+using InColumnMode = std::integral_constant<ColumnMode, kMode>;
 
-/// A lane's leaf: P::leaf steps of one channel, numbered in the order of the pass.
-template <class P, class T>
+/// Calls run(InColumnMode<mode>()).
+template <bool kAlwaysPlain, class Run>
+__device__ __forceinline__ void in_mode(ColumnMode mode, Run&& run) {
+  if (mode == ColumnMode::plain_up) {
+    run(InColumnMode<ColumnMode::plain_up>());
+  } else if (kAlwaysPlain || mode == ColumnMode::plain_down) {
+    run(InColumnMode<ColumnMode::plain_down>());
+  } else {
+    run(InColumnMode<ColumnMode::general>());
+  }
+}
+
+/// A lane's leaf: P::leaf steps of one channel, numbered in the order of the pass. kWhole: it is
+/// known to be plain (whole_columns.cuh).
+template <class P, class T, bool kWhole = false>
 struct ColumnLeaf {
   using Cell = typename P::Cell;
   using A = Acc<T>;
@@ -199,6 +217,9 @@ struct ColumnLeaf {
   using Loss = typename P::template Loss<T>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kOpens = P::template opens<T>;
+  /// Every array that is staged is there, and a gradient that nobody wants goes to its slot as
+  /// well.
+  static constexpr bool kHasAll = kWhole && std::is_same_v<Cell, ScanCell>;
   using Opened = typename P::template Opened<T>;
   template <ColumnMode kMode>
   static constexpr unsigned kEarly =
@@ -251,7 +272,7 @@ struct ColumnLeaf {
     chunk0 = swizzled((first + (ascending ? from : from - (kLeaf - 1))) / W);
     own_states = reinterpret_cast<A*>(slots + P::slots * P::slot_bytes) + lane * (kLeaf + 1);
     channel = (t.group << g.across_log2) + mine;
-    has_channel = channel < g.channels;
+    has_channel = kWhole || channel < g.channels;
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
       sum[k] = Constant<A>::of(0);
@@ -264,6 +285,11 @@ struct ColumnLeaf {
     if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
     entry_gain = Constant<A>::of(1);
     next_state = Constant<A>::of(0);
+    if constexpr (kWhole) {
+      valid = kAllLanes >> (32 - kLeaf);
+      if (t.is_last() && is_last_leaf()) last = kLeaf - 1;
+      return;
+    }
     if (!has_channel) return;
     const int low = t.low, high = t.high;
     valid = steps_between(ascending ? low - from : from - (high - 1),
@@ -280,10 +306,11 @@ struct ColumnLeaf {
   }
 
   __device__ __forceinline__ int row(int i) const { return ascending ? from + i : from - i; }
-  __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
+  __device__ __forceinline__ bool is_first_leaf() const { return place == 0; }
+  __device__ __forceinline__ bool is_last_leaf() const { return (place + 1) * kLeaf == rows; }
   __device__ __forceinline__ ColumnMode mode() const {
-    if ((valid != kAllLanes >> (32 - kLeaf) && !(is_filled && valid != 0)) || resets != 0 ||
-        entry_cut || g.has_wide) {
+    if (!kWhole && ((valid != kAllLanes >> (32 - kLeaf) && !(is_filled && valid != 0)) ||
+                    resets != 0 || entry_cut || g.has_wide)) {
       return ColumnMode::general;
     }
     return ascending ? ColumnMode::plain_up : ColumnMode::plain_down;
@@ -304,7 +331,7 @@ struct ColumnLeaf {
 
   __device__ __forceinline__ A read_outside(int slot, int r) const {
     const Steps& s = staged_array<P>(g, slot);
-    if (s.data == nullptr) return Constant<A>::of(0);
+    if (!kHasAll && s.data == nullptr) return Constant<A>::of(0);
     return load_element<T>(
         s.data, t.row * s.batch + (t.position + r) * s.time + channel * s.channel, false);
   }
@@ -357,7 +384,9 @@ struct ColumnLeaf {
   __device__ __forceinline__ void take_neighbours(bool outside) {
     if (!has_channel) return;
     const int before = row(-1), after = row(kLeaf);
-    if (is_inside(before) != outside && t.in_sequence(before)) {
+    const bool has_before = kWhole ? !is_first_leaf() || t.number > 0 : t.in_sequence(before);
+    const bool has_after = kWhole ? !is_last_leaf() || !t.is_last() : t.in_sequence(after);
+    if (is_first_leaf() == outside && has_before) {
       One in[P::inputs];
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
@@ -368,12 +397,12 @@ struct ColumnLeaf {
         }
       }
       entry_gain = cell.gain(in).lane[0];
-      entry_cut = is_reset(g, t, before);
+      if constexpr (!kWhole) entry_cut = is_reset(g, t, before);
     }
     if constexpr (P::reads_states) {
-      if (outside && !t.in_sequence(after)) {
+      if (outside && !has_after) {
         next_state = load_state<T>(g.initial, t.sequence, channel);
-      } else if (is_inside(after) != outside) {
+      } else if (is_last_leaf() == outside) {
         next_state =
             outside ? read_outside(P::states_slot, after) : read_row(P::states_slot, after);
       }
@@ -422,6 +451,27 @@ struct ColumnLeaf {
       run = reset ? step.x : fma(step.a, run, step.x);
       own_states[kLeaf - i] = run;
     });
+  }
+  /// All of them, from the checkpoint that the leaf starts at or behind.
+  __device__ __forceinline__ void recompute(ColumnMode mode, int lane) {
+    const Index step0 = t.step_of(row(kLeaf - 1), rows, g.reverse);
+    const bool has_steps = valid != 0;
+    const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + channel : 0;
+    A run = has_steps ? reinterpret_cast<const A*>(g.checkpoints)[at] : Constant<A>::of(0);
+    if constexpr (kLeafSteps > kLeaf) {
+      // Several leaves share a checkpoint: those that are earlier in time are later lanes.
+      Affine<A> map = identity<Affine<A>>();
+      in_mode<kWhole>(mode, [&](auto m) { map_in_time<decltype(m)::value>(map); });
+      const int behind = static_cast<int>(step0 % kLeafSteps) / kLeaf;
+      for (int b = kLeafSteps / kLeaf - 1; b > 0; --b) {
+        const int from_lane = (lane + b) % kWarp;
+        const Segment<A> earlier{
+            shuffle(map, from_lane),
+            __shfl_sync(kAllLanes, static_cast<int>(resets != 0), from_lane) != 0};
+        if (b <= behind) run = apply(earlier, run);
+      }
+    }
+    in_mode<kWhole>(mode, [&](auto m) { recompute_states<decltype(m)::value>(run); });
   }
   /// The states after steps [i, i + W).
   template <ColumnMode kMode>
@@ -496,7 +546,7 @@ struct ColumnLeaf {
         for (int v = 0; v < W; ++v) {
           if (has_step<kMode>(i + v)) sum[k] = sum[k] + din[k].lane[v];
         }
-      } else if (!P::has(P::vectors, k) && g.din[k].data != nullptr) {
+      } else if (!P::has(P::vectors, k) && (kHasAll || g.din[k].data != nullptr)) {
         if (kIsPlainColumn<kMode> || !g.din[k].wide) {
           write<kMode>(P::din_slot(k), i, din[k]);
         } else {
@@ -600,26 +650,28 @@ struct ColumnLeaf {
   }
 };
 
-/// The products of what lies in the lanes of each level's children, in the last of them.
-template <class A>
+/// The products of what lies in the lanes of each level's children, in the last of them. Without
+/// kMayCut no map has a reset.
+template <class A, bool kMayCut = true>
 __device__ __forceinline__ Segment<A> product_of_children(const Segment<A>& node, bool wanted,
                                                           int lane) {
   Affine<A> map[1] = {wanted ? node.map : identity<Affine<A>>()};
-  bool cut = wanted && node.cut;
+  bool cut = kMayCut && wanted && node.cut;
   NoLoss loss[1];
-  scan_lanes(map, loss, cut, lane % kRadix, 1, kRadix, true);
+  scan_lanes(map, loss, cut, lane % kRadix, 1, kRadix, kMayCut);
   return {map[0], cut};
 }
 
-template <class A>
+template <bool kMayCut, class A>
 __device__ __forceinline__ Segment<A> shuffle(const Segment<A>& s, int lane) {
-  return {shuffle(s.map, lane), __shfl_sync(kAllLanes, static_cast<int>(s.cut), lane) != 0};
+  return {shuffle(s.map, lane),
+          kMayCut && __shfl_sync(kAllLanes, static_cast<int>(s.cut), lane) != 0};
 }
 
 /// Publishes a node of the tree, which is `own` or, where siblings end with it, larger, and hands
 /// `take` the product of those that precede it, from the lowest level on. Levels, of which
 /// `told` hears, count from `base`.
-template <class A, class Told, class Take>
+template <class A, bool kMayCut, class Told, class Take>
 __device__ __forceinline__ void look_back(const Args& g, Index first_item, Index number,
                                           Index group, Index stride, Index words, bool is_idle,
                                           Segment<A> own, int lane, int base, Told&& told,
@@ -652,10 +704,10 @@ __device__ __forceinline__ void look_back(const Args& g, Index first_item, Index
           ready = node.is_published();
         }
       }
-      return product_of_children(node.segment(), wanted, lane);
+      return product_of_children<A, kMayCut>(node.segment(), wanted, lane);
     };
     const auto level_of = [&](const Segment<A>& products, int l) {
-      return shuffle(products, (kAtOnce - 1 - (l - level0)) * kRadix + kRadix - 1);
+      return shuffle<kMayCut>(products, (kAtOnce - 1 - (l - level0)) * kRadix + kRadix - 1);
     };
     if (closed > level0) {
       const Segment<A> products = await(level < closed);
@@ -671,16 +723,19 @@ __device__ __forceinline__ void look_back(const Args& g, Index first_item, Index
   }
 }
 
-/// What a block keeps whose tiles are the children of one node.
+/// What a block keeps whose tiles are the children of one node, or of several.
 template <class A>
 struct SharedNode {
   Segment<A> tile[kRadix];
   Segment<A> level[kMaxLevels];  // products of what precedes the node
 
-  /// The product of the tiles before one of them.
-  __device__ __forceinline__ Segment<A> product_before(int which, int lane) const {
-    const Segment<A> products = product_of_children(tile[lane % kRadix], lane < which, lane);
-    return shuffle(products, kRadix - 1);
+  /// The product of those of the 2^fan_log2 tiles of a node that precede one.
+  template <bool kMayCut = true>
+  __device__ __forceinline__ Segment<A> product_before(int which, int fan_log2, int lane) const {
+    const int first = which >> fan_log2 << fan_log2;
+    const Segment<A> products =
+        product_of_children<A, kMayCut>(tile[(first + lane) % kRadix], lane < which - first, lane);
+    return shuffle<kMayCut>(products, kRadix - 1);
   }
 };
 
@@ -717,7 +772,8 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   if (lane == 0) {
     const unsigned ticket = (g.levels > 0 ? first_ticket : blockIdx.x * warps) + warp;
     if (ticket < g.tile_items * g.groups) {
-      tiles[warp] = tile_of<kBackward>(g, ticket >> g.fan_log2, rows, warp);
+      tiles[warp] =
+          tile_of<kBackward>(g, ticket >> g.fan_log2, rows, warp & ((1 << g.fan_log2) - 1));
     } else {
       tiles[warp].group = -1;
     }
@@ -770,51 +826,14 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
   if constexpr (P::template opens<T>) __syncwarp();
   const ColumnMode mode = leaf.mode();
 
-  // --- states of before, where no array has them -------------------------------------------------
-  if constexpr (P::recomputes) {
-    const Index step0 = t.step_of(leaf.row(kLeaf - 1), rows, g.reverse);
-    const bool has_steps = leaf.valid != 0;
-    const Index at = has_steps ? checkpoint_row(g, t, step0) * g.channels + leaf.channel : 0;
-    A run = has_steps ? reinterpret_cast<const A*>(g.checkpoints)[at] : zero;
-    if constexpr (kLeafSteps > kLeaf) {
-      // Several leaves share a checkpoint: those that are earlier in time are later lanes.
-      Affine<A> map = identity<Affine<A>>();
-      if (mode == ColumnMode::plain_up) {
-        leaf.template map_in_time<ColumnMode::plain_up>(map);
-      } else if (mode == ColumnMode::plain_down) {
-        leaf.template map_in_time<ColumnMode::plain_down>(map);
-      } else {
-        leaf.template map_in_time<ColumnMode::general>(map);
-      }
-      const int behind = static_cast<int>(step0 % kLeafSteps) / kLeaf;
-      for (int b = kLeafSteps / kLeaf - 1; b > 0; --b) {
-        const int from_lane = (lane + b) % kWarp;
-        const Segment<A> earlier{
-            shuffle(map, from_lane),
-            __shfl_sync(kAllLanes, static_cast<int>(leaf.resets != 0), from_lane) != 0};
-        if (b <= behind) run = apply(earlier, run);
-      }
-    }
-    if (mode == ColumnMode::plain_up) {
-      leaf.template recompute_states<ColumnMode::plain_up>(run);
-    } else if (mode == ColumnMode::plain_down) {
-      leaf.template recompute_states<ColumnMode::plain_down>(run);
-    } else {
-      leaf.template recompute_states<ColumnMode::general>(run);
-    }
-  }
+  if constexpr (P::recomputes) leaf.recompute(mode, lane);
 
   // --- leaves ----------------------------------------------------------------------------------
   Affine<A> map[1] = {identity<Affine<A>>()};
   typename P::template Loss<T> loss[1];
   bool cut = false;
-  if (mode == ColumnMode::plain_up) {
-    leaf.template map_in_pass<ColumnMode::plain_up>(map[0], loss[0], cut);
-  } else if (mode == ColumnMode::plain_down) {
-    leaf.template map_in_pass<ColumnMode::plain_down>(map[0], loss[0], cut);
-  } else {
-    leaf.template map_in_pass<ColumnMode::general>(map[0], loss[0], cut);
-  }
+  in_mode<false>(
+      mode, [&](auto m) { leaf.template map_in_pass<decltype(m)::value>(map[0], loss[0], cut); });
 
   // --- merge -----------------------------------------------------------------------------------
   Tracer<Cell, A, 1> tracer(cell, g, t, Division{kLeaf, each, each, 1}, place, leaf.channel);
@@ -839,16 +858,16 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
     __shared__ SharedNode<A> node;
     if (lane == 0) node.tile[warp] = own;
     __syncthreads();
-    const Segment<A> siblings = node.product_before(warp, lane);
-    if (warp == kRadix - 1) {
+    const Segment<A> siblings = node.product_before(warp, g.fan_log2, lane);
+    if (g.fan_log2 == kRadixLog2 && warp == kRadix - 1) {
       const Segment<A> was = own;
       own = merge(siblings, own);
       if (!is_idle) hear(0, was, own);
-      look_back<A>(g, t.first_item >> kRadixLog2, t.number >> kRadixLog2, t.group, stride, kWords,
-                   tiles[0].low >= tiles[0].high, own, lane, 1, hear,
-                   [&](int level, const Segment<A>& product) {
-                     if (lane == 0) node.level[level] = product;
-                   });
+      look_back<A, true>(g, t.first_item >> kRadixLog2, t.number >> kRadixLog2, t.group, stride,
+                         kWords, tiles[0].low >= tiles[0].high, own, lane, 1, hear,
+                         [&](int level, const Segment<A>& product) {
+                           if (lane == 0) node.level[level] = product;
+                         });
     }
     if (g.levels > 0) __syncthreads();
     if (t.number > 0 && !is_idle) {
@@ -859,8 +878,9 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
     }
   } else if (g.levels > 0) {  // then a warp holds one channel
     Segment<A> prefix{identity<Affine<A>>(), false};
-    look_back<A>(g, t.first_item, t.number, t.group, stride, kWords, is_idle, own, lane, 0, hear,
-                 [&](int, const Segment<A>& product) { prefix = merge(product, prefix); });
+    look_back<A, true>(g, t.first_item, t.number, t.group, stride, kWords, is_idle, own, lane, 0,
+                       hear,
+                       [&](int, const Segment<A>& product) { prefix = merge(product, prefix); });
     if (t.number > 0) state = apply(prefix, state);
   }
   state = apply(before, state);
@@ -875,13 +895,7 @@ __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp
     }
   }
   A leave = state;  // a sequence without steps ends as it began
-  if (mode == ColumnMode::plain_up) {
-    leaf.template finish<ColumnMode::plain_up>(state, leave);
-  } else if (mode == ColumnMode::plain_down) {
-    leaf.template finish<ColumnMode::plain_down>(state, leave);
-  } else {
-    leaf.template finish<ColumnMode::general>(state, leave);
-  }
+  in_mode<false>(mode, [&](auto m) { leaf.template finish<decltype(m)::value>(state, leave); });
   const A ends[1] = {state};
   tracer.finish(ends);
   const bool is_empty = t.length == 0 && t.number == 0 && place == 0 && leaf.has_channel;

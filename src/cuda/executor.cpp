@@ -169,6 +169,7 @@ Cut cut_rows(const Problem& p, const Kernel& kernel, int most_shared, Args& g) {
                 : g.across_log2 == band_log2 - 1 ? kHalfWidth
                                                  : 0u;
   }
+  g.tiles = std::max<Index>(1, ceil_div(p.time, cut.rows));
   return cut;
 }
 
@@ -186,6 +187,15 @@ Cut cut_columns(const Problem& p, const Kernel& kernel, int most_shared, Args& g
   cut.rows = (kWarp >> g.across_log2) * g.leaf;
   cut.lanes = Index{1} << g.across_log2;
   cut.width = g.across_log2 == 0 ? kFullWidth : 0u;
+  g.tiles = std::max<Index>(1, ceil_div(p.time, cut.rows));
+  if (!p.layout.cu_seqlens && cut.warps == kRadix) {
+    if (fills_blocks(g.tiles)) {
+      g.fan_log2 = kRadixLog2;
+      g.tiles = ceil_div(g.tiles, kRadix) * kRadix;
+    } else if (g.tiles == 2 || g.tiles == 4) {
+      g.fan_log2 = log2_at_least(g.tiles);
+    }
+  }
   return cut;
 }
 
@@ -223,14 +233,13 @@ unsigned size_traits(const Problem& p, const Kernel& kernel, Way way, const Cut&
            kOrderedBest) |
       when(static_cast<bool>(p.layout.cu_seqlens), kPacked) |
       when(p.layout.cu_seqlens || p.layout.lengths || p.layout.reset, kSequences) |
-      when(p.time % cut.rows == 0 && p.channels % cut.lanes == 0, kWholeTiles) |
+      when(p.time == g.tiles * cut.rows && p.channels % cut.lanes == 0, kWholeTiles) |
       when(p.time % cut.rows != 0 && p.time < kRadix * cut.rows, kFewRaggedTiles);
   if (in_rows) {
-    const Index tiles = std::max<Index>(1, ceil_div(p.time, cut.rows));
-    const Index all_tiles = p.sequences * tiles * ceil_div(p.channels, cut.lanes);
+    const Index all_tiles = p.sequences * g.tiles * ceil_div(p.channels, cut.lanes);
     const bool has_adjacent_rows = std::abs((p.backward ? g.dy : g.out).time) < 2 * p.channels;
     traits |=
-        when(are_clusters_best(Properties::of(device).major, tiles, all_tiles, has_adjacent_rows),
+        when(are_clusters_best(Properties::of(device).major, g.tiles, all_tiles, has_adjacent_rows),
              kClustersBest);
   }
   return traits;
@@ -300,18 +309,25 @@ unsigned array_traits(const Problem& p, const Kernel& kernel, Way way, const Cut
   const auto all_arrays = [&](auto&& is_so) {
     const auto holds = [&](const Steps& s) { return s.data == nullptr || is_so(s); };
     bool all = holds(g.out) && holds(g.states) && holds(g.dy);
-    for (int i = 0; i < p.inputs; ++i) all = all && holds(g.in[i]) && holds(g.din[i]);
+    for (int i = 0; i < p.inputs; ++i) {
+      all = all && (is_vector_input(i) || (holds(g.in[i]) && holds(g.din[i])));
+    }
     return all;
   };
   const auto is_line = [&](const Steps& s) {
     return s.channel == 1 && std::abs(s.time) < INT32_MAX / element;
   };
+  const auto is_column = [&](const Steps& s) {
+    return s.vector && is_aligned(s) && (cut.lanes == 1 || s.channel == p.time);
+  };
   const bool has_all =
-      g.in[0].data != nullptr &&
-      (p.backward ? g.states.data != nullptr && g.dy.data != nullptr : g.in[1].data != nullptr);
+      p.type->kind != CellKind::scan ||
+      (g.in[0].data != nullptr &&
+       (p.backward ? g.states.data != nullptr && g.dy.data != nullptr : g.in[1].data != nullptr));
   return traits | when(g.has_wide, kWide) | when(reads_lanes, kLaneVectors) |
          when(reads_vectors && writes_vectors, kVectors) | when(has_all, kAllArrays) |
-         when(all_arrays(is_aligned), kAligned) | when(all_arrays(is_line), kLines);
+         when(all_arrays(is_aligned), kAligned) | when(all_arrays(is_line), kLines) |
+         when(!in_rows && all_arrays(is_column), kColumns);
 }
 
 /// Takes the workspace: ticket and nodes, which are cleared; whole gradients and sums, which are
@@ -392,30 +408,27 @@ Plan make_plan(const Problem& p, int device) {
   if (plan.variant->way == Way::threads) {
     const int most = plan.way == Way::rows ? row_band_log2(tiled.vector_bytes) : g.across_log2;
     g.band_leaves = kWarp >> std::min(g.across_log2, most);
-    g.teams_log2 = 0;
+    g.teams_log2 = g.fan_log2 = 0;
+    g.tiles = 1;
     cut = {std::max<Index>(1, p.time), std::max<Index>(1, p.channels)};
     plan.way = Way::threads;
   }
 
   const bool packed = static_cast<bool>(p.layout.cu_seqlens) && plan.way != Way::threads;
-  g.tiles = std::max<Index>(1, ceil_div(p.time, cut.rows));
   g.groups = ceil_div(p.channels, cut.lanes);
   g.tile_items = packed ? p.time / cut.rows + p.sequences : p.sequences * g.tiles;
   g.by_groups = Divisor::of(g.groups);
   g.by_round = Divisor::of(g.groups * std::max<Index>(1, p.sequences));
-  Index nodes = g.tiles;  // of a sequence
-  if (plan.way == Way::columns && !packed && cut.warps == kRadix && fills_blocks(g.tiles)) {
-    g.fan_log2 = kRadixLog2;
-    nodes = ceil_div(g.tiles, kRadix);
-    g.tiles = nodes * kRadix;
-    g.tile_items = p.sequences * g.tiles;
-  }
   plan.blocks = ceil_div(p.sequences * p.channels, kThreads);
   if (plan.way != Way::threads) {
-    for (Index most = 1; most < nodes; most *= kRadix) ++g.levels;
+    for (Index most = 1; most < g.tiles >> g.fan_log2; most *= kRadix) ++g.levels;
     plan.blocks = g.tile_items * g.groups;
     if (plan.way == Way::columns) plan.blocks = ceil_div(plan.blocks, cut.warps);
     plan.blocks = ceil_div(plan.blocks, Index{1} << g.teams_log2);
+    if (plan.kernel->blocks > 0 && g.fan_log2 == kRadixLog2 && g.levels > 0) {  // they stay
+      const Index at_once = Index{Properties::of(device).multiprocessors} * plan.kernel->blocks;
+      plan.blocks = std::min(plan.blocks, at_once);
+    }
   }
   plan.threads = cut.warps * kWarp;
   plan.shared_bytes = plan.kernel->shared_bytes(g.across_log2, g.leaf, cut.warps, g.levels);

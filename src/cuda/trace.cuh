@@ -63,7 +63,7 @@ struct Tracer<Cell, A, W, true> {
     lane_levels = log2_of(by.band_leaves);
     warp_levels = log2_of(by.bands);
     // Tiles that share a block have a level of their own below those of the nodes.
-    tile_levels = g.levels + g.fan_log2 / kRadixLog2;
+    tile_levels = g.levels + (g.fan_log2 > 0 ? 1 : 0);
   }
 
   /// The map of the thread's leaf.

@@ -12,7 +12,7 @@
 // for one that waits. A tile waits only for nodes of earlier tiles, and those publish before they
 // wait for anything but still earlier nodes that they need for their own. So the earliest tile that
 // has not published never waits for one that has not started: by induction all of them end. (Of
-// clusters of blocks that stay, clusters.cuh shows the same.)
+// blocks that stay, clusters.cuh and whole_columns.cuh show the same.)
 //
 // Exchange. A node is one or more words of 8 bytes, written and read by relaxed accesses of gpu
 // scope, which PTX makes single-copy atomic (memory consistency model, "scalar data types"). The

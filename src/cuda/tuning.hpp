@@ -299,6 +299,59 @@
 // four, changed nothing (0.68, 0.69) and cost at 1,2^20,64 in [B,D,T] (0.79, 0.75 instead of 0.88,
 // 0.87). CUB's device-wide scan of the same maps took 0.67 ms where this takes 0.28, and its sum of
 // floats 3.0 TB/s where this has 2.9.
+//
+// Columns of whole tiles in a kernel that tests nothing but the direction (whole_columns.cuh), 800
+// to 1,200 instructions a warp and tile; there, blocks whose tiles are the children of a node stay.
+// In all columns, sequences of two or four tiles share a block, without a tree or its clearing.
+// Forward, backward, before and after:
+//
+//                   float32                   bfloat16                  complex64
+//   16,8192,1024    0.99, 0.98   0.99, 0.98   0.96, 0.77   0.99, 0.98   0.96, 0.87   0.96, 0.94
+//   8,2048,1024     0.88, 0.87   0.965, 0.965
+//   1,65536,512     0.90, 0.86   0.93, 0.915  0.80, 0.67   0.91, 0.87   0.90, 0.78   0.92, 0.91
+//   1,2^20,64       0.89, 0.87   0.91, 0.90
+//   4,262144,32     0.885, 0.87  0.91, 0.91   0.78, 0.685  0.85, 0.85   0.89, 0.78   0.92, 0.90
+//   1,2^26,1        0.675, 0.70  0.785, 0.755
+//   32,256,1024     0.90, 0.82   0.97, 0.93
+//   8,2000,1000     0.85, 0.785  0.90, 0.83   (kRagged, two tiles share a block)
+//   8,2001,1001     0.77, 0.655  0.82, 0.70
+//
+//   16,4096,512     float32                   bfloat16
+//   sru             0.86, 0.64   0.92, 0.80   0.76, 0.44   0.89, 0.505
+//   gilr            0.84, 0.67   0.96, 0.80   0.62, 0.54   0.74, 0.78
+//   min_gru         0.89, 0.70   0.97, 0.88   0.64, 0.54   0.81, 0.78
+//   qrnn_fo         0.70, 0.60   0.85, 0.78   0.62, 0.41   0.75, 0.54
+//   min_lstm        0.82, 0.67   0.96, 0.89   0.51, 0.48   0.58, 0.71
+//   rg_lru          0.81, 0.60   0.95, 0.82   0.44, 0.51   0.47, 0.72
+//
+// What limits the rest, by the profiler's counters: memory's and the L2 cache's throughput, percent
+// of the peak; instructions a cycle and multiprocessor; warps that run, percent of 64; and of the
+// cycles that a warp stands for each instruction, those behind a barrier (most of them while
+// one warp looks back), for memory (arrays and, in that warp, nodes), for shared memory, and while
+// another warp was chosen. (The profiler clears the caches but lets the clocks down.)
+//
+//                                 memory  L2  issued  warps  barrier  memory  shared  others
+//   float32 fwd 8,2048,1024           78  87    1.42     34     1.05     5.6     2.4     0.95
+//   float32 bwd 8,2048,1024           75  84    1.23     23     0.63     3.3     2.7     0.6
+//   float32 fwd 1,65536,512           77  86    1.34     37     4.7      5.4     2.7     0.7
+//   float32 bwd 1,65536,512           76  84    1.05     25     3.0      3.9     3.5     0.4
+//   float32 fwd 1,2^26,1              63  70    1.08     37    10.2      5.3     2.5     0.6
+//   bfloat16 bwd 16,8192,1024         82  88    2.0      36     1.2      4.4     1.25    1.0
+//   bfloat16 bwd 1,65536,512          66  78    1.7      37     3.85     4.5     1.5     0.8
+//   complex64 bwd 1,65536,512         74  83    1.15     25     3.8      3.9     1.95    0.5
+//
+// So where a sequence is one block's or less, it is memory: the L2 cache has 0.84 to 0.88 of what
+// it can do. Elsewhere warps wait for one of theirs that looks back, with all the shared memory
+// that there is: three blocks forward, two backward. What was tried against it. Blocks that leave
+// after a tile: 0.73 instead of 0.785 forward at 1,2^26,1, at most 0.01 apart elsewhere. The next
+// ticket before the look-back: 0.59, 0.51 there, no difference at 1,65536,512. What precedes the
+// node asked for before the block has its maps, so that where it is known nobody waits: 0.895,
+// 0.89 instead of 0.91, 0.90 at 1,2^20,64, the same at 1,65536,512. bfloat16 backward in four
+// blocks of 64 registers instead of three: 0.956 instead of 0.977, 0.877 instead of 0.872 in the
+// order of the table. Backward with the states in registers, read in whole lines as soon as a warp
+// has its map and turned by shuffles, which leaves room for a third block: 0.62, 0.61 in float32,
+// 0.47, 0.46 in complex64, 0.68, 0.64 in bfloat16. A leaf's states alone are 32 of the 80 registers
+// that three blocks leave a thread, and 76 to 216 bytes were spilled.
 #pragma once
 
 #include <cstddef>
@@ -368,7 +421,7 @@ constexpr SCANRNN_HD int column_node_words(int words, std::size_t element_bytes)
 /// Warps of a block there: each works for itself.
 constexpr int column_warps(int staged_arrays) { return staged_arrays <= 3 ? 8 : 4; }
 /// Whether a sequence's tiles are shared out to blocks of kRadix there: where no more than one in
-/// eight warps would have nothing to do.
+/// eight warps would have nothing to do. (Of two or four tiles several sequences share a block.)
 constexpr bool fills_blocks(long long tiles) {
   return (kRadix - tiles % kRadix) % kRadix * 8 <= tiles;
 }

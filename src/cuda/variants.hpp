@@ -20,11 +20,11 @@ enum Trait : unsigned {
   kOrderedBest = 1u << 5,     ///< one thread is the better for them (choice.hpp), or forced
   kPacked = 1u << 6,          ///< sequences are packed
   kSequences = 1u << 7,       ///< sequences are packed, padded or reset
-  kWholeTiles = 1u << 8,      ///< rows and channels are multiples of a tile's
+  kWholeTiles = 1u << 8,      ///< nothing of them lies outside of the call
   kFewRaggedTiles = 1u << 9,  ///< columns: the last of a sequence's few tiles isn't whole
   kFullWidth = 1u << 10,      ///< rows: a tile is one band of whole leaves. columns: one channel
   kClustersBest = 1u << 11,   ///< rows: see are_clusters_best
-  kAllArrays = 1u << 12,      ///< none that the pass can read is absent
+  kAllArrays = 1u << 12,      ///< none that the scan can read is absent
   kAligned = 1u << 13,        ///< columns: every channel of every array starts at a vector
   kLines = 1u << 14,          ///< rows: every array's channels lie side by side
   kVectors = 1u << 15,        ///< rows: so, and they can be read and written in vectors
@@ -32,7 +32,8 @@ enum Trait : unsigned {
   kWide = 1u << 17,           ///< some gradient is left in the accumulation type, to be reduced
   kSums = 1u << 18,           ///< some gradient is summed over time
   kStepSums = 1u << 19,       ///< and that of an input which isn't a vector
-  kHalfWidth = 1u << 20,      ///< rows: a tile is one band of whole leaves, half a line wide
+  kColumns = 1u << 20,        ///< columns: every channel is read and written in vectors
+  kHalfWidth = 1u << 21,      ///< rows: a tile is one band of whole leaves, half a line wide
 };
 
 struct Variant {
@@ -61,6 +62,7 @@ inline constexpr Variant kVariants[] = {
     {Way::rows, &K::narrow_whole, kWhole | kHalfWidth, kNotWhole},
     {Way::rows, &K::lines, kPlain | kLines, kNotPlain | kVectors},
     {Way::rows, &K::rows, 0, 0},
+    {Way::columns, &K::whole_columns, kWholeTiles | kColumns | kAllArrays, kNotWhole},
     {Way::columns, &K::ragged_columns, kPlain | kFewRaggedTiles, kNotPlain},
     {Way::columns, &K::ragged_columns, kPlain, kNotPlain | kAligned},
     {Way::columns, &K::columns, 0, 0},

@@ -484,13 +484,15 @@ CASE(whole_tiles) {
   for_each_cell([&](auto tag) {
     using Cell = typename decltype(tag)::Type;
     for (const DType dtype : kReals) {
-      Plane plane;
-      plane.batch = 2;
-      plane.time = 512;
-      plane.reverse = random.chance(0.5);
-      const auto in = make_inputs<Cell>(random, dtype, 64, plane);
-      const Note note(in.text());
-      check_all(in, random, {3});
+      for (const Index channels : {64, 1}) {  // one channel's steps lie side by side
+        Plane plane;
+        plane.batch = 2;
+        plane.time = channels == 1 ? 2048 : 512;
+        plane.reverse = random.chance(0.5);
+        const auto in = make_inputs<Cell>(random, dtype, channels, plane);
+        const Note note(in.text());
+        check_all(in, random, {3});
+      }
     }
   });
 }

@@ -47,6 +47,7 @@ CASES = {
     "btd": lambda d: scan_case(d, (8, 4097, 512), "btd"),
     "whole tiles": lambda d: scan_case(d, (8, 4096, 512), "btd"),
     "bdt": lambda d: scan_case(d, (8, 4097, 512), "bdt"),
+    "whole columns": lambda d: scan_case(d, (2, 65_536, 64), "bdt"),
     "tbd": lambda d: scan_case(d, (8, 4097, 512), "tbd"),
     "strided": lambda d: scan_case(d, (4, 3001, 96), "every-third-channel"),
     "thin": lambda d: scan_case(d, (1, 300_001, 2), "btd"),
@@ -130,6 +131,24 @@ def test_whole_tiles_have_the_bits_that_others_have(device, reverse, dtype):
     )
     for B, T, D in shapes:
         a, x, dh = (random(device, B, T, D, dtype=dtype, seed=i) * 0.4 for i in range(3))
+        h0, dfinal = (random(device, B, D, dtype=dtype, seed=i) for i in (3, 4))
+        wide = dfinal.to(ACCUMULATION[dtype])
+        never = torch.zeros(B, T, dtype=torch.bool, device=device)
+        whole = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse)
+        others = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse, reset=never)
+        assert_equal(whole, others)
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_whole_columns_have_the_bits_that_others_have(device, reverse, dtype):
+    """The same where steps lie side by side: several channels a warp, several sequences a block, a
+    block a sequence, one and more levels of the tree, with and without blocks that stay."""
+    shapes = ((2, 256, 64), (2, 2048, 40), (3, 3072, 5), (1, 4096, 24), (2, 8192, 8))
+    for B, T, D in (*shapes, (2, 16_384, 6), (1, 1 << 17, 33), (1, 1 << 20, 1)):
+        a, x, dh = (
+            LAYOUTS["bdt"](random(device, B, T, D, dtype=dtype, seed=i) * 0.4) for i in range(3)
+        )
         h0, dfinal = (random(device, B, D, dtype=dtype, seed=i) for i in (3, 4))
         wide = dfinal.to(ACCUMULATION[dtype])
         never = torch.zeros(B, T, dtype=torch.bool, device=device)

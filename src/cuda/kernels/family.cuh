@@ -7,6 +7,7 @@
 #include "cuda/kernels/table.hpp"
 #include "cuda/rows.cuh"
 #include "cuda/serial.cuh"
+#include "cuda/whole_columns.cuh"
 
 namespace scanrnn::cuda {
 
@@ -51,6 +52,9 @@ PassKernels pass_kernels() {
                Columns::warps,
                kVectorBytes,
                [](int, int, int warps, int) { return warps * Columns::warp_bytes; }};
+  k.whole_columns = k.columns;
+  k.whole_columns.function = reinterpret_cast<const void*>(&run_whole_columns<Cell, T, kBackward>);
+  k.whole_columns.blocks = Columns::blocks;
   k.serial = {reinterpret_cast<const void*>(&run_serial<Cell, T, kBackward>),
               "serial",
               0,

@@ -17,7 +17,7 @@ struct Kernel {
   int vector_bytes = 0;  ///< that a thread moves at once
   /// Bytes of shared memory that the launch has to ask for.
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
-  int blocks = 0;      ///< clusters: that a multiprocessor holds
+  int blocks = 0;      ///< clusters, whole columns: that a multiprocessor holds
   int carveout = 100;  ///< percent of the L1 cache that shared memory may take
 };
 
@@ -30,6 +30,7 @@ struct PassKernels {
   Kernel clusters;  ///< the same by clusters of blocks; not every cell and dtype has it
   Kernel narrow_whole, narrow_clusters;  ///< both where a row is half a line; nor has every one
   Kernel columns;
+  Kernel whole_columns;  ///< columns of calls whose tiles are all whole
   // For arrays that start anywhere. Not every cell has them.
   Kernel lines;  ///< rows
   Kernel ragged_columns;
