@@ -33,7 +33,12 @@ struct Pass {
     return set == 0 ? 0 : count((set & -set) - 1);
   }
   static constexpr SCANRNN_HD bool has(unsigned set, int input) { return (set >> input & 1u) != 0; }
-  static constexpr SCANRNN_HD int slot(int input) { return count(staged & ((1u << input) - 1u)); }
+  /// What the map reads comes first.
+  static constexpr SCANRNN_HD int slot(int input) {
+    constexpr unsigned first = staged & Cell::map_inputs;
+    const unsigned below = (1u << input) - 1u;
+    return has(first, input) ? count(first & below) : count(first) + count(staged & ~first & below);
+  }
   static constexpr int dy_slot = count(staged);
   static constexpr int states_slot = dy_slot + 1;
   static constexpr int slots = count(staged) + (backward ? 1 : 0) + (reads_states ? 1 : 0);
@@ -50,11 +55,18 @@ struct Pass {
   static constexpr bool opens = recomputes && opens_gates<Cell> && sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
-  /// Elements of 16 bits leave no room for that: of whole tiles a thread holds the gains in
-  /// registers instead, where the rest of a step is had from them.
+  /// Elements of 16 bits leave room for the gains alone: of whole tiles these take the places of
+  /// two inputs, of which a thread holds one that it needs again in registers, where the rest of a
+  /// step is had from them.
+  static constexpr unsigned of_gain = staged & Cell::map_inputs & Cell::gain_inputs;
+  static constexpr unsigned of_input = staged & Cell::map_inputs & ~Cell::gain_inputs;
   template <class T>
-  static constexpr bool holds_gains =
-      !backward && HasInput<Cell>::value && sizeof(T) < sizeof(Acc<T>);
+  static constexpr bool keeps_gains = !backward && HasInput<Cell>::value && of_gain != 0 &&
+                                      of_input != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
+  /// Inputs that `output` alone reads, forward. Whole tiles take them from memory when states are
+  /// known.
+  static constexpr unsigned of_output =
+      backward || Cell::step_is_input ? 0 : staged & ~Cell::map_inputs;
   /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
   /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =

@@ -30,13 +30,16 @@ struct Team {
         is_block(g.teams_log2 == 0) {}
 };
 
-template <class Cell, bool kBackward, class T>
+/// kWhole: in the kernel of whole tiles.
+template <class Cell, bool kBackward, class T, bool kWhole = false>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
   static constexpr RowShape shape =
-      row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots, Base::recomputes,
-                Base::template holds_gains<T>);
+      row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots, Base::recomputes);
+  /// Inputs that aren't staged.
+  static constexpr unsigned direct = kWhole ? Base::of_output : 0;
+  static constexpr int slots = Base::slots - Base::count(direct);
   /// How a row is cut into vectors.
   static constexpr int vector_bytes = shape.vector_bytes;
   static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
@@ -59,7 +62,7 @@ struct RowPass : Pass<Cell, kBackward> {
     return threads * leaf_steps * vector_bytes;
   }
   static constexpr SCANRNN_HD int staged_bytes(int leaf_steps) {
-    return Base::slots * slot_bytes(leaf_steps);
+    return slots * slot_bytes(leaf_steps);
   }
 
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
@@ -92,7 +95,9 @@ struct RowPass : Pass<Cell, kBackward> {
     // Backward, eight channels a thread take more registers than three blocks of 256 leave.
     if (width == 8 && kBackward && threads > 128) return 2;
     const int rest = (Base::recomputes ? 16 : 8) * 1024;
-    return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
+    const int fit = 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
+    const int most = SCANRNN_ROW_MOST / threads;
+    return fit < most || !kWhole ? fit : most;
   }
 };
 
@@ -140,12 +145,12 @@ struct RowLeaf {
   static constexpr int W = P::width, kLeaf = P::leaf;
   using R = Lanes<T, W>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
-  static constexpr bool kHoldsGains = kWhole && P::template holds_gains<T>;
+  static constexpr bool kKeepsGains = kWhole && P::template keeps_gains<T>;
   static constexpr bool kOpens = P::template opens<T>;
   using Opened = typename P::template Opened<T>;
   /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
-  static constexpr int kUnrolled = kHoldsGains                        ? kLeaf
+  static constexpr int kUnrolled = kKeepsGains                        ? kLeaf
                                    : !kIsPlain<kMode> || P::slots > 4 ? 1
                                    : Cell::step_is_input              ? kLeaf
                                                                       : 2;
@@ -175,7 +180,15 @@ struct RowLeaf {
   R sum[P::inputs];  // of gradients
 
   // Forward.
-  R gains[kHoldsGains ? kLeaf : 1];  // of the steps
+  using Elements = Vector<T, W>;
+  static constexpr int kHeld = P::lowest(P::of_input);  // an input
+  static constexpr SCANRNN_HD int gain_slot(int half) {
+    return P::slot(half == 0 ? P::lowest(P::of_gain) : kHeld);
+  }
+  Elements held[kKeepsGains ? kLeaf : 1];  // of the steps
+  static constexpr int kEarly = P::direct != 0 ? SCANRNN_ROW_EARLY : 1;
+  const char* direct_at[P::inputs];  // of the next step
+  Elements direct[kEarly][P::inputs];
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
@@ -266,6 +279,53 @@ struct RowLeaf {
   __device__ __forceinline__ void read(int slot, int i, R& to) const {
     widen<T>(load_vector<T, W>(vector_of<kMode>(slot, i)), to.lane);
   }
+  /// The halves of a vector of gains have the size of one of elements.
+  template <RowMode kMode>
+  __device__ __forceinline__ void keep_gains(int i, const R& gain) const {
+    if constexpr (kKeepsGains) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Vector<A, W / 2> some;
+#pragma unroll
+        for (int v = 0; v < W / 2; ++v) some.element[v] = gain.lane[half * (W / 2) + v];
+        store_vector(vector_of<kMode>(gain_slot(half), i), some);
+      }
+    }
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ void read_gains(int i, R& gain) const {
+    if constexpr (kKeepsGains) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto some = load_vector<A, W / 2>(vector_of<kMode>(gain_slot(half), i));
+#pragma unroll
+        for (int v = 0; v < W / 2; ++v) gain.lane[half * (W / 2) + v] = some.element[v];
+      }
+    }
+  }
+  /// Takes what isn't staged of step i, some steps before it is read.
+  __device__ __forceinline__ void take_direct(int i) {
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!P::has(P::direct, k)) continue;
+      if (i == 0) direct_at[k] = address_of(g.in[k]);
+      direct[i % kEarly][k] = g.in[k].data != nullptr ? load_streaming<T, W>(direct_at[k]) : Elements{};
+      direct_at[k] = opaque(direct_at[k] + step_of(g.in[k]));
+    }
+  }
+  /// Has the same fetched into the L2 cache: a thread a line.
+  __device__ __forceinline__ void prefetch_direct() const {
+    int first = 0;
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!P::has(P::direct, k)) continue;
+      const int i = column - first;
+      if (i >= 0 && i < kLeaf && g.in[k].data != nullptr) {
+        prefetch(address_of(g.in[k]) - column * P::vector_bytes + i * step_of(g.in[k]));
+      }
+      first = (first + kLeaf) % P::band_vectors;
+    }
+  }
   template <RowMode kMode>
   __device__ __forceinline__ void keep(int slot, int i, const R& value) const {
     store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
@@ -297,6 +357,8 @@ struct RowLeaf {
       if (!P::has(set, k)) continue;
       if (P::has(P::vectors, k)) {
         in[k] = vector_in[k];
+      } else if (P::has(P::direct, k)) {
+        widen<T>(direct[i % kEarly][k], in[k].lane);
       } else {
         read<kMode>(P::slot(k), i, in[k]);
       }
@@ -449,7 +511,10 @@ struct RowLeaf {
           keep<kMode>(P::kept_a, i, step.a);
           keep<kMode>(P::kept_x, i, step.x);
         }
-        if constexpr (kHoldsGains) gains[i] = step.a;
+        if constexpr (kKeepsGains) {
+          held[i] = load_vector<T, W>(vector_of<kMode>(P::slot(kHeld), i));
+          keep_gains<kMode>(i, step.a);
+        }
       }
       cut = cut || reset;
 #pragma unroll
@@ -517,14 +582,17 @@ struct RowLeaf {
         read<kMode>(P::kept_a, i, step.a);
         read<kMode>(P::kept_x, i, step.x);
         read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
+      } else if constexpr (kKeepsGains) {
+        read_inputs<kMode>((P::all & Cell::output_inputs & ~P::of_gain) | P::of_input | P::vectors,
+                           i, in);
+        widen<T>(held[i], in[kHeld].lane);
+        read_gains<kMode>(i, step.a);
+        step.x = cell.input(in, step.a);
       } else {
         read_inputs<kMode>(P::all, i, in);
-        if constexpr (kHoldsGains) {
-          step = {gains[i], cell.input(in, gains[i])};
-        } else {
-          step = cell.step(in);
-        }
+        step = cell.step(in);
       }
+      if (P::direct != 0 && i + kEarly < kLeaf) take_direct(i + kEarly);
       advance(state, step.a, step.x, resets_at<kMode>(i));
       if (!kIsPlain<kMode> && i == last) leave = state;
       write<kMode>(g.out, kIsPlain<kMode> ? out_at : out_at + i * out_step, 0, i,
@@ -786,10 +854,10 @@ __device__ __forceinline__ decltype(auto) known(const Args& args) {
 /// kWhole: for calls that are regular and direct, without a reset or a sum over time but those of
 /// vector inputs, where tiles divide all rows' steps and channels.
 template <class Cell, class T, bool kBackward, bool kWhole = false>
-__global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
-                                  (RowPass<Cell, kBackward, T>::blocks()))
+__global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads),
+                                  (RowPass<Cell, kBackward, T, kWhole>::blocks()))
     run_rows(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
-  using P = RowPass<Cell, kBackward, T>;
+  using P = RowPass<Cell, kBackward, T, kWhole>;
   const Args& g = known<P, kWhole>(args);
   using A = Acc<T>;
   constexpr int W = P::width;
@@ -962,6 +1030,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
   } else {
     leaf.template map_in_pass<RowMode::general>(map, cut);
   }
+  if constexpr (P::direct != 0) leaf.prefetch_direct();
 
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.
@@ -1003,14 +1072,18 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     return {{maps_a[b * width + ch], maps_x[b * width + ch]}, !kWhole && shared.band_cut[b]};
   };
   const bool is_idle = !kWhole && t.low >= t.high;
+  /// Warps that publish the tile's node, 32 channels each. The others start to ask for what
+  /// precedes it at once, those behind.
+  constexpr int kWidth = P::band_vectors * W;  // of whole tiles
+  constexpr int kPublishers = kWhole && kWidth > kWarp ? kWidth / kWarp : 1;
   if (g.levels > 0) {
     constexpr Index kWords = Node<A>::words;
     const Index stride = g.groups * width * kWords;
     const auto nodes_of = [&](int ch) {
       return g.nodes + ((t.first_item * g.groups + t.group) * width + ch) * kWords;
     };
-    if (warp == 0) {
-      for (int ch = lane; ch < width; ch += kWarp) {
+    if (warp < kPublishers) {
+      for (int ch = lane + warp * kWarp; ch < width; ch += kPublishers * kWarp) {
         Segment<A> band[P::warps];  // merged in pairs: the others wait for this
 #pragma unroll
         for (int b = 0; b < P::warps; ++b) band[b] = total(b, ch);
@@ -1030,11 +1103,15 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
         }
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
-    } else if (!is_idle) {
-      for (int part = warp - 1; part < g.levels * kGroups; part += P::warps - 1) {
+    }
+    if (kPublishers > 1 || (warp > 0 && !is_idle)) {
+      constexpr int kSeekers = kPublishers > 1 ? P::warps : P::warps - 1;
+      for (int unit = (warp + kSeekers - kPublishers) % kSeekers;
+           unit < g.levels * kGroups * kPublishers; unit += kSeekers) {
+        const int part = unit / kPublishers;
         const int level = part / kGroups, first = part % kGroups * kAhead;
         if (digit_of(t.number, level) <= first) continue;
-        for (int ch = lane; ch < width; ch += kWarp) {
+        for (int ch = lane + unit % kPublishers * kWarp; ch < width; ch += kPublishers * kWarp) {
           const Segment<A> before =
               await_group<A, !kWhole>(nodes_of(ch), stride, t.number, level, first);
           part_a[part * width + ch] = before.map.a;
@@ -1047,6 +1124,10 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
   }
 
   // --- the state before the leaf -----------------------------------------------------------------
+  if constexpr (P::direct != 0) {
+#pragma unroll
+    for (int i = 0; i < leaf.kEarly; ++i) leaf.take_direct(i);
+  }
   R state;
   if (is_wide) {
     // Bands of leaves, in the brackets that scan_lanes has.
@@ -1074,8 +1155,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
       state.lane[v] = apply(before, run);
     }
   } else {
-    // Before the warp's band, a lane a channel; then before its own leaf.
-    for (int ch = lane; ch < width; ch += kWarp) {
+    // Before the warp's band, a lane a channel; then before its own leaf. Of whole tiles a thread
+    // has one channel and as many bands as there are warps' widths of channels.
+    const auto before_tile = [&](int ch) {
       A run = enter[ch];
       // The highest level has the earliest nodes.
       for (int level = is_idle ? -1 : g.levels - 1; level >= 0; --level) {
@@ -1089,10 +1171,27 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
                       run);
         }
       }
-      for (int b = first_warp; b < block_warp; ++b) run = apply(total(b, ch), run);
-      shared.band_enter[block_warp][ch] = run;
+      return run;
+    };
+    if constexpr (kPublishers > 1) {
+      const int ch = static_cast<int>(threadIdx.x) % kWidth;
+      const int first = static_cast<int>(threadIdx.x) / kWidth * kPublishers;
+      A run = before_tile(ch);
+      for (int b = 0; b < first; ++b) run = apply(total(b, ch), run);
+#pragma unroll
+      for (int b = 0; b < kPublishers; ++b) {
+        shared.band_enter[first + b][ch] = run;
+        if (b + 1 < kPublishers) run = apply(total(first + b, ch), run);
+      }
+      __syncthreads();
+    } else {
+      for (int ch = lane; ch < width; ch += kWarp) {
+        A run = before_tile(ch);
+        for (int b = first_warp; b < block_warp; ++b) run = apply(total(b, ch), run);
+        shared.band_enter[block_warp][ch] = run;
+      }
+      __syncwarp();
     }
-    __syncwarp();
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       state.lane[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[block_warp][column * W + v]);

@@ -254,6 +254,13 @@
 #define SCANRNN_ROW_LEAF 8
 #endif
 
+#ifndef SCANRNN_ROW_MOST
+#define SCANRNN_ROW_MOST 1024
+#endif
+#ifndef SCANRNN_ROW_EARLY
+#define SCANRNN_ROW_EARLY 2
+#endif
+
 namespace scanrnn::cuda {
 
 inline constexpr int kWarp = 32;
@@ -278,12 +285,11 @@ struct RowShape {
 /// The more arrays a step reads, the fewer steps fit into shared memory. `slots`: arrays that are
 /// staged.
 constexpr RowShape row_shape(std::size_t element_bytes, bool backward, bool step_is_input,
-                             int slots, bool recomputes, bool holds_gains) {
+                             int slots, bool recomputes) {
   const int leaf = recomputes ? 4 : (slots <= 3 ? SCANRNN_ROW_LEAF : 4);
   if (element_bytes > 2 || step_is_input) return {kThreads, kVectorBytes, leaf};
   if (!backward) {
-    return holds_gains || slots == 3 ? RowShape{128, kVectorBytes, 8}
-                                     : RowShape{kThreads, kVectorBytes, leaf};
+    return {128, kVectorBytes, 8};
   }
   if (recomputes) return {128, kVectorBytes, 4};
   return {128, slots <= 4 ? kVectorBytes : kVectorBytes / 2, 8};

@@ -26,6 +26,9 @@ PassKernels pass_kernels() {
             }};
   k.whole = k.rows;
   k.whole.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
+  k.whole.shared_bytes = [](int log2, int leaf, int, int levels) {
+    return RowPass<Cell, kBackward, T, true>::shared_bytes(1 << log2, leaf, levels);
+  };
   if constexpr (has_clusters<Cell, T, kBackward>) {
     k.clusters = {reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward>),
                   "clusters",

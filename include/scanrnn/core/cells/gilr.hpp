@@ -53,7 +53,11 @@ struct GilrCell : CellBase {
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, (Constant<R>::of(1) - f) * activate(activation, in[kCandidate])};
+    return {f, input(in, f)};
+  }
+  template <class R>
+  SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
+    return (Constant<R>::of(1) - f) * activate(activation, in[kCandidate]);
   }
   template <class R>
   SCANRNN_HD R output(const R (&)[inputs], const R& h) const {

@@ -33,6 +33,7 @@ struct Qrnn : CellBase {
   static constexpr unsigned map_inputs = 1u << kCandidate | 1u << kForget | 1u << kInput;
   static constexpr unsigned backward_inputs = 0b1111;
   static constexpr unsigned output_inputs = 1u << kOutput;
+  static constexpr unsigned gain_inputs = 1u << kForget;
   static constexpr unsigned optional_inputs = 1u << kInput;
   static constexpr unsigned opened_inputs = 0b1111;
   static constexpr bool state_is_output = false;
@@ -56,7 +57,11 @@ struct Qrnn : CellBase {
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, input_gate(in, f) * candidate(in).value};
+    return {f, input(in, f)};
+  }
+  template <class R>
+  SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
+    return input_gate(in, f) * candidate(in).value;
   }
   template <class R>
   SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
