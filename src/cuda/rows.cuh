@@ -38,7 +38,7 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr RowShape shape =
       row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots, Base::recomputes);
   /// Inputs that aren't staged.
-  static constexpr unsigned direct = kWhole ? Base::of_output : 0;
+  static constexpr unsigned direct = kWhole ? Base::lastly : 0;
   static constexpr int slots = Base::slots - Base::count(direct);
   /// How a row is cut into vectors.
   static constexpr int vector_bytes = shape.vector_bytes;
@@ -71,11 +71,12 @@ struct RowPass : Pass<Cell, kBackward> {
     return (across > band_vectors ? threads / across : warps) * across * width;
   }
   /// Recomputed states, a leaf's one after the other for each thread.
+  /// Before, the leaves' maps in the order of time lie there.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes ? threads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
+    return Base::recomputes ? threads * (leaf_steps > 2 ? leaf_steps : 2) * width *
+                                  static_cast<int>(sizeof(Acc<T>))
+                            : 0;
   }
-  /// Leaves' maps in the order of time, where states are recomputed.
-  static constexpr SCANRNN_HD int maps_in_time() { return Base::recomputes ? threads * width : 0; }
   /// Parts of what precedes a tile: (levels, groups of children, channels).
   static constexpr SCANRNN_HD int parts(int across, int levels) {
     return levels * kGroups * across * width;
@@ -85,8 +86,7 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int shared_bytes(int across, int leaf_steps, int levels) {
     const int teams = levels > 0 || across > band_vectors ? 1 : most_teams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
-           (maps(across) + parts(across, levels) + maps_in_time()) *
-               static_cast<int>(sizeof(Affine<Acc<T>>)) +
+           (maps(across) + parts(across, levels)) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
            teams * across * width * static_cast<int>(sizeof(Acc<T>));
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
@@ -94,8 +94,7 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int blocks() {
     // Backward, eight channels a thread take more registers than three blocks of 256 leave.
     if (width == 8 && kBackward && threads > 128) return 2;
-    const int rest = (Base::recomputes ? 16 : 8) * 1024;
-    const int fit = 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
+    const int fit = 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + 8 * 1024);
     const int most = SCANRNN_ROW_MOST / threads;
     return fit < most || !kWhole ? fit : most;
   }
@@ -147,10 +146,11 @@ struct RowLeaf {
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kKeepsGains = kWhole && P::template keeps_gains<T>;
   static constexpr bool kOpens = P::template opens<T>;
-  using Opened = typename P::template Opened<T>;
+  static constexpr bool kHoldsGates = kWhole && P::template holds_gates<T>;
+  using Opened = std::conditional_t<kHoldsGates, OpenedType<Cell>, typename P::template Opened<T>>;
   /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
-  static constexpr int kUnrolled = kKeepsGains                        ? kLeaf
+  static constexpr int kUnrolled = kKeepsGains || kHoldsGates         ? kLeaf
                                    : !kIsPlain<kMode> || P::slots > 4 ? 1
                                    : Cell::step_is_input              ? kLeaf
                                                                       : 2;
@@ -174,10 +174,12 @@ struct RowLeaf {
 
   // Backward.
   static constexpr unsigned kEntry = 1u << 31;
+  static constexpr int kGate = P::lowest(P::of_gain);  // an input
   R entry_gain;      // what the adjoint of the row before is multiplied by
   R next_state;      // of the row after the leaf
   R c_start;         // recomputed: before the leaf in the order of time
   R sum[P::inputs];  // of gradients
+  R gates[kHoldsGates ? kLeaf : 1];
 
   // Forward.
   using Elements = Vector<T, W>;
@@ -186,7 +188,7 @@ struct RowLeaf {
     return P::slot(half == 0 ? P::lowest(P::of_gain) : kHeld);
   }
   Elements held[kKeepsGains ? kLeaf : 1];  // of the steps
-  static constexpr int kEarly = P::direct != 0 ? SCANRNN_ROW_EARLY : 1;
+  static constexpr int kEarly = kUnrolled<RowMode::plain_direct> > 1 ? SCANRNN_ROW_EARLY : 1;
   const char* direct_at[P::inputs];  // of the next step
   Elements direct[kEarly][P::inputs];
 
@@ -397,7 +399,11 @@ struct RowLeaf {
           widen<T>(load_vector<T, W>(place_of(P::slot(k), before)), in[k].lane);
         }
       }
-      entry_gain = outside ? cell.gain(in) : opened.gain(in);
+      if constexpr (kOpens) {
+        entry_gain = outside ? cell.gain(in) : opened.gain(in);
+      } else {
+        entry_gain = cell.gain(in);
+      }
       if (is_reset(g, t, before)) resets |= kEntry;
     }
     if constexpr (P::reads_states) {
@@ -436,21 +442,36 @@ struct RowLeaf {
       keep<kMode>(P::slot(k), i, in[k]);
     }
   }
+  /// Opens inputs of step i, but for the gate that is held once it has been.
+  __device__ __forceinline__ void open_held(unsigned set, int i, bool first, R (&in)[P::inputs]) {
+    R opened_in[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      opened_in[k] = P::has(set | P::vectors, k) ? in[k] : Constant<R>::of(0);
+    }
+    cell.open(opened_in);
+    if (first) gates[i] = opened_in[kGate];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (P::has(Cell::opened_inputs, k)) in[k] = k == kGate ? gates[i] : opened_in[k];
+    }
+  }
   /// The map of a step, in the order of time. The first time inputs are opened, where that is done.
   template <RowMode kMode, bool kOpen, class F>
-  __device__ __forceinline__ void each_step_in_time(F&& take) const {
+  __device__ __forceinline__ void each_step_in_time(F&& take) {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
       R in[P::inputs];
       read_inputs<kMode>(Cell::map_inputs, i, in);
       if constexpr (kOpens && kOpen) open<kMode>(Cell::map_inputs, i, in);
+      if constexpr (kHoldsGates) open_held(Cell::map_inputs, i, kOpen, in);
       take(i, opened.step(in), resets_at<kMode>(i));
     }
   }
   /// The leaf's map in the order of time, which a backward pass goes against.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) const {
+  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) {
     each_step_in_time<kMode, true>([&](int, const Affine<R>& step, bool reset) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
@@ -465,7 +486,7 @@ struct RowLeaf {
   }
   /// From c_start on.
   template <RowMode kMode>
-  __device__ __forceinline__ void recompute_states() const {
+  __device__ __forceinline__ void recompute_states() {
     R run = c_start;
     each_step_in_time<kMode, false>([&](int i, const Affine<R>& step, bool reset) {
       advance(run, step.a, step.x, reset);
@@ -496,11 +517,17 @@ struct RowLeaf {
       if constexpr (P::backward) {
         R dy, after;
         // Where an array has the states, the adjoint's map is the gain and dy.
-        read_inputs<kMode>(P::recomputes ? Cell::backward_inputs : P::first_inputs | P::vectors, i,
-                           in);
+        read_inputs<kMode>(P::recomputes ? Cell::backward_inputs & ~P::lastly
+                                         : P::first_inputs | P::vectors,
+                           i, in);
         read<kMode>(P::dy_slot, i, dy);
         if constexpr (P::recomputes) states_after<kMode>(i, after);
-        if constexpr (kOpens) open<kMode>(Cell::backward_inputs & ~Cell::map_inputs, i, in);
+        if constexpr (kOpens) {
+          open<kMode>(Cell::backward_inputs & ~Cell::map_inputs & ~P::lastly, i, in);
+        }
+        if constexpr (kHoldsGates) {
+          open_held(Cell::backward_inputs & ~P::lastly, i, false, in);
+        }
         step = {gain, opened.output_adjoint(in, after, dy)};
         gain = opened.gain(in);
       } else {
@@ -622,6 +649,8 @@ struct RowLeaf {
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
       R in[P::inputs], dy, before, din[P::inputs];
       read_inputs<kMode>(Cell::backward_inputs, i, in);
+      if (P::direct != 0 && i + kEarly < kLeaf) take_direct(i + kEarly);
+      if constexpr (kHoldsGates) open_held(Cell::backward_inputs, i, false, in);
       read<kMode>(P::dy_slot, i, dy);
       if constexpr (!kIsPlain<kMode>) states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
@@ -900,9 +929,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
   const int width = across * W;  // channels of the tile
   const Index channel0 = t.group * width;
   char* const kept = slots + P::staged_bytes(g.leaf);
-  A* const in_time_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
-  A* const in_time_x = in_time_a + P::maps_in_time();
-  A* const maps_a = in_time_x + P::maps_in_time();
+  A* const in_time_a = reinterpret_cast<A*>(kept);
+  A* const in_time_x = in_time_a + P::threads * W;
+  A* const maps_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
   A* const maps_x = maps_a + P::maps(across);
   A* const part_a = maps_x + P::maps(across);
   A* const part_x = part_a + P::parts(across, g.levels);
@@ -1013,6 +1042,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
                   leaf.c_start.lane[v]);
       }
     }
+    __syncthreads();  // states take the maps' place
     if (mode != RowMode::general) {
       leaf.template recompute_states<RowMode::plain_direct>();
     } else {

@@ -257,6 +257,9 @@
 #ifndef SCANRNN_ROW_MOST
 #define SCANRNN_ROW_MOST 1024
 #endif
+#ifndef SCANRNN_HOLDS
+#define SCANRNN_HOLDS 1
+#endif
 #ifndef SCANRNN_ROW_EARLY
 #define SCANRNN_ROW_EARLY 2
 #endif

@@ -44,6 +44,7 @@ struct CellBase {
   static constexpr unsigned state_inputs = ~0u;    ///< bit i: the gradient of in[i] reads c_prev
   static constexpr unsigned output_inputs = ~0u;   ///< bit i: `output` reads in[i]
   static constexpr unsigned gain_inputs = ~0u;     ///< bit i: `gain` reads in[i]
+  static constexpr unsigned adjoint_inputs = ~0u;  ///< bit i: `output_adjoint` reads in[i]
   static constexpr bool step_is_input = false;     ///< `step` only hands inputs on
   static constexpr const char* state = "h";        ///< its initial value is "h0"
 

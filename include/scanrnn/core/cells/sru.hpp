@@ -31,6 +31,7 @@ struct Sru : CellBase {
   static constexpr unsigned map_inputs = 1u << kU | 1u << kForget | 1u << kBiasForget;
   static constexpr unsigned backward_inputs = (1u << inputs) - 1;
   static constexpr unsigned output_inputs = 1u << kReset | 1u << kSkip | 1u << kBiasReset;
+  static constexpr unsigned adjoint_inputs = 1u << kReset | 1u << kBiasReset;
   static constexpr unsigned gain_inputs = 1u << kForget | 1u << kBiasForget;
   static constexpr unsigned vector_inputs = 1u << kBiasForget | 1u << kBiasReset;
   static constexpr unsigned optional_inputs = vector_inputs | 1u << kSkip;
