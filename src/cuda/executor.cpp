@@ -338,7 +338,12 @@ Plan make_plan(const Problem& p, int device) {
       g.lengths == nullptr && g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
     plan.kernel = &kernels.whole;
     plan.prepared = &prepared.whole;
-    plan.shared_bytes = kernels.whole.shared_bytes(g.across_log2, g.leaf, warps, g.levels);
+    for (int i = 0; i < kMostCases && kernels.cases[i].function != nullptr; ++i) {
+      if (!kernels.cases[i].suits(p.cell)) continue;
+      plan.kernel = &kernels.cases[i];
+      plan.prepared = &prepared.cases[i];
+    }
+    plan.shared_bytes = plan.kernel->shared_bytes(g.across_log2, g.leaf, warps, g.levels);
     const bool has_adjacent_rows = std::abs((p.backward ? g.dy : g.out).time) < 2 * p.channels;
     if (kernels.clusters.function != nullptr && forced == nullptr &&
         are_clusters_best(Properties::of(device).major, g.tiles, g.tile_items * g.groups,

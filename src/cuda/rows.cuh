@@ -36,7 +36,8 @@ struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
   static constexpr RowShape shape =
-      row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots, Base::recomputes);
+      row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots + Cell::left_out,
+                Base::recomputes);
   /// Inputs that aren't staged.
   static constexpr unsigned direct = kWhole ? Base::lastly : 0;
   static constexpr int slots = Base::slots - Base::count(direct);

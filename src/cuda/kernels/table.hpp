@@ -18,13 +18,17 @@ struct Kernel {
   /// Bytes of shared memory that the launch has to ask for.
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
   int blocks = 0;      ///< clusters: that a multiprocessor holds
+  bool (*suits)(const void* cell) = nullptr;  ///< of a case: whether a call is one
   int carveout = 100;  ///< percent of the L1 cache that shared memory may take
 };
 
 /// One pass of a cell for one dtype.
+inline constexpr int kMostCases = 3;  ///< of a cell
+
 struct PassKernels {
   Kernel rows;
   Kernel whole;     ///< rows of calls whose tiles are all whole
+  Kernel cases[kMostCases];  ///< the same of what the cell names as its cases
   Kernel clusters;  ///< the same by clusters of blocks; not every cell and dtype has it
   Kernel columns;
   // For arrays that start anywhere. Not every cell has them.
@@ -42,6 +46,7 @@ struct CellKernels {
 struct Prepared {
   std::atomic<std::uint64_t> rows{0}, whole{0}, clusters{0}, columns{0}, lines{0},
       ragged_columns{0};
+  std::atomic<std::uint64_t> cases[kMostCases] = {};
   std::atomic<std::uint64_t> no_clusters{0};  ///< devices that were asked and can't hold any
 };
 
