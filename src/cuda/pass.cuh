@@ -74,7 +74,7 @@ struct Pass {
   /// step is had from them.
   template <class T>
   static constexpr bool keeps_gains = !backward && HasInput<Cell>::value && of_gain != 0 &&
-                                      of_input != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
+                                      SCANRNN_KEEPS && of_input != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
   /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
   /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =

@@ -38,6 +38,8 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr RowShape shape =
       row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots + Cell::left_out,
                 Base::recomputes);
+  /// Whether the kernel of whole tiles takes it for granted that there is an array of outputs.
+  static constexpr bool needs_output = !kBackward && !Cell::step_is_input;
   /// Inputs that aren't staged.
   static constexpr unsigned direct = kWhole ? Base::lastly : 0;
   static constexpr int slots = Base::slots - Base::count(direct);
@@ -145,6 +147,7 @@ struct RowLeaf {
   static constexpr int W = P::width, kLeaf = P::leaf;
   using R = Lanes<T, W>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
+  static constexpr bool kNeedsOutput = kWhole && P::needs_output;
   static constexpr bool kKeepsGains = kWhole && P::template keeps_gains<T>;
   static constexpr bool kOpens = P::template opens<T>;
   static constexpr bool kHoldsGates = kWhole && P::template holds_gates<T>;
@@ -152,7 +155,7 @@ struct RowLeaf {
   /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
   static constexpr int kUnrolled = kKeepsGains || kHoldsGates         ? kLeaf
-                                   : !kIsPlain<kMode> || P::slots > 4 ? 1
+                                   : !kIsPlain<kMode> || P::slots > SCANRNN_ROLLED ? 1
                                    : Cell::step_is_input              ? kLeaf
                                                                       : 2;
 
@@ -183,15 +186,15 @@ struct RowLeaf {
   R gates[kHoldsGates ? kLeaf : 1];
 
   // Forward.
-  using Elements = Vector<T, W>;
+  using Words = Raw<T, W>;  // a vector that is kept: of elements each would take a register
   static constexpr int kHeld = P::lowest(P::of_input);  // an input
   static constexpr SCANRNN_HD int gain_slot(int half) {
     return P::slot(half == 0 ? P::lowest(P::of_gain) : kHeld);
   }
-  Elements held[kKeepsGains ? kLeaf : 1];  // of the steps
+  Words held[kKeepsGains ? kLeaf : 1];  // of the steps
   static constexpr int kEarly = kUnrolled<RowMode::plain_direct> > 1 ? SCANRNN_ROW_EARLY : 1;
   const char* direct_at[P::inputs];  // of the next step
-  Elements direct[kEarly][P::inputs];
+  Words direct[kEarly][P::inputs];
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
@@ -282,6 +285,11 @@ struct RowLeaf {
   __device__ __forceinline__ void read(int slot, int i, R& to) const {
     widen<T>(load_vector<T, W>(vector_of<kMode>(slot, i)), to.lane);
   }
+  static __device__ __forceinline__ void widen_words(const Words& words, R& to) {
+    Vector<T, W> elements;
+    memcpy(&elements, &words, sizeof(words));
+    widen<T>(elements, to.lane);
+  }
   /// The halves of a vector of gains have the size of one of elements.
   template <RowMode kMode>
   __device__ __forceinline__ void keep_gains(int i, const R& gain) const {
@@ -312,7 +320,10 @@ struct RowLeaf {
     for (int k = 0; k < P::inputs; ++k) {
       if (!P::has(P::direct, k)) continue;
       if (i == 0) direct_at[k] = address_of(g.in[k]);
-      direct[i % kEarly][k] = g.in[k].data != nullptr ? load_streaming<T, W>(direct_at[k]) : Elements{};
+      direct[i % kEarly][k] = Words{};
+      if (g.in[k].data != nullptr) {
+        direct[i % kEarly][k] = __ldcs(reinterpret_cast<const Words*>(direct_at[k]));
+      }
       direct_at[k] = opaque(direct_at[k] + step_of(g.in[k]));
     }
   }
@@ -361,7 +372,7 @@ struct RowLeaf {
       if (P::has(P::vectors, k)) {
         in[k] = vector_in[k];
       } else if (P::has(P::direct, k)) {
-        widen<T>(direct[i % kEarly][k], in[k].lane);
+        widen_words(direct[i % kEarly][k], in[k]);
       } else {
         read<kMode>(P::slot(k), i, in[k]);
       }
@@ -540,7 +551,7 @@ struct RowLeaf {
           keep<kMode>(P::kept_x, i, step.x);
         }
         if constexpr (kKeepsGains) {
-          held[i] = load_vector<T, W>(vector_of<kMode>(P::slot(kHeld), i));
+          held[i] = *reinterpret_cast<const Words*>(vector_of<kMode>(P::slot(kHeld), i));
           keep_gains<kMode>(i, step.a);
         }
       }
@@ -565,7 +576,7 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void write(const Steps& s, char* at, int slot, int i,
                                         const R& value) const {
-    if (s.data == nullptr) return;
+    if (!(kNeedsOutput && !P::backward) && s.data == nullptr) return;
     if constexpr (kMode == RowMode::plain_direct) {
       store_streaming(at, narrow<T>(value.lane));
     } else if constexpr (kMode == RowMode::plain_staged) {
@@ -613,7 +624,7 @@ struct RowLeaf {
       } else if constexpr (kKeepsGains) {
         read_inputs<kMode>((P::all & Cell::output_inputs & ~P::of_gain) | P::of_input | P::vectors,
                            i, in);
-        widen<T>(held[i], in[kHeld].lane);
+        widen_words(held[i], in[kHeld]);
         read_gains<kMode>(i, step.a);
         step.x = cell.input(in, step.a);
       } else {
@@ -974,6 +985,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
                     : zero;
   }
   RowLeaf<P, T, kWhole> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
+#ifdef SCANRNN_PREFETCH_FIRST
+  if constexpr (P::direct != 0) leaf.prefetch_direct();
+#endif
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
     leaf.entry_gain = Constant<R>::of(1);
@@ -1061,7 +1075,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
   } else {
     leaf.template map_in_pass<RowMode::general>(map, cut);
   }
+#ifndef SCANRNN_PREFETCH_FIRST
   if constexpr (P::direct != 0) leaf.prefetch_direct();
+#endif
 
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.

@@ -260,6 +260,12 @@
 #ifndef SCANRNN_HOLDS
 #define SCANRNN_HOLDS 1
 #endif
+#ifndef SCANRNN_ROLLED
+#define SCANRNN_ROLLED 4
+#endif
+#ifndef SCANRNN_KEEPS
+#define SCANRNN_KEEPS 1
+#endif
 #ifndef SCANRNN_ROW_EARLY
 #define SCANRNN_ROW_EARLY 2
 #endif

@@ -15,6 +15,7 @@ template <class Cell, class T, bool kBackward>
 Kernel whole_kernel(const Kernel& rows) {
   Kernel k = rows;
   k.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
+  k.needs_output = RowPass<Cell, kBackward, T, true>::needs_output;
   k.shared_bytes = [](int log2, int leaf, int, int levels) {
     return RowPass<Cell, kBackward, T, true>::shared_bytes(1 << log2, leaf, levels);
   };

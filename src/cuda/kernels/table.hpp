@@ -19,6 +19,7 @@ struct Kernel {
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
   int blocks = 0;      ///< clusters: that a multiprocessor holds
   bool (*suits)(const void* cell) = nullptr;  ///< of a case: whether a call is one
+  bool needs_output = false;  ///< forward
   int carveout = 100;  ///< percent of the L1 cache that shared memory may take
 };
 
