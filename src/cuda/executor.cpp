@@ -334,9 +334,9 @@ Plan make_plan(const Problem& p, int device) {
                   reinterpret_cast<std::uintptr_t>(s.data) % kVectorBytes == 0;
   }
   if (plan.way == Way::rows && kernels.whole.function != nullptr &&
-      (p.out || !kernels.whole.needs_output) && reads_lanes && g.is_regular &&
-      g.is_direct && !g.has_wide && sums_vectors_only && g.cu_seqlens == nullptr &&
-      g.lengths == nullptr && g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
+      (p.out || !kernels.whole.needs_output) && reads_lanes && g.is_regular && g.is_direct &&
+      !g.has_wide && sums_vectors_only && g.cu_seqlens == nullptr && g.lengths == nullptr &&
+      g.reset == nullptr && p.time % rows == 0 && p.channels % lanes == 0) {
     plan.kernel = &kernels.whole;
     plan.prepared = &prepared.whole;
     for (int i = 0; i < kMostCases && kernels.cases[i].function != nullptr; ++i) {

@@ -66,7 +66,7 @@ struct Pass {
   /// Of whole tiles of 16 bits a thread holds the gains in registers.
   template <class T>
   static constexpr bool holds_gates =
-      recomputes && opens_gates<Cell> && of_gain != 0 && 2 * sizeof(T) == sizeof(Acc<T>) && SCANRNN_HOLDS;
+      recomputes && opens_gates<Cell> && of_gain != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
   /// Elements of 16 bits leave room for the gains alone: of whole tiles these take the places of
@@ -74,7 +74,7 @@ struct Pass {
   /// step is had from them.
   template <class T>
   static constexpr bool keeps_gains = !backward && HasInput<Cell>::value && of_gain != 0 &&
-                                      SCANRNN_KEEPS && of_input != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
+                                      of_input != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
   /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
   /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =

@@ -35,9 +35,8 @@ template <class Cell, bool kBackward, class T, bool kWhole = false>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
-  static constexpr RowShape shape =
-      row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots + Cell::left_out,
-                Base::recomputes);
+  static constexpr RowShape shape = row_shape(sizeof(T), kBackward, Cell::step_is_input,
+                                              Base::slots + Cell::left_out, Base::recomputes);
   /// Whether the kernel of whole tiles takes it for granted that there is an array of outputs.
   static constexpr bool needs_output = !kBackward && !Cell::step_is_input;
   /// Inputs that aren't staged.
@@ -98,7 +97,7 @@ struct RowPass : Pass<Cell, kBackward> {
     // Backward, eight channels a thread take more registers than three blocks of 256 leave.
     if (width == 8 && kBackward && threads > 128) return 2;
     const int fit = 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + 8 * 1024);
-    const int most = SCANRNN_ROW_MOST / threads;
+    const int most = most_row_threads(sizeof(T), Base::count(direct)) / threads;
     return fit < most || !kWhole ? fit : most;
   }
 };
@@ -155,7 +154,7 @@ struct RowLeaf {
   /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
   static constexpr int kUnrolled = kKeepsGains || kHoldsGates         ? kLeaf
-                                   : !kIsPlain<kMode> || P::slots > SCANRNN_ROLLED ? 1
+                                   : !kIsPlain<kMode> || P::slots > 4 ? 1
                                    : Cell::step_is_input              ? kLeaf
                                                                       : 2;
 
@@ -192,7 +191,7 @@ struct RowLeaf {
     return P::slot(half == 0 ? P::lowest(P::of_gain) : kHeld);
   }
   Words held[kKeepsGains ? kLeaf : 1];  // of the steps
-  static constexpr int kEarly = kUnrolled<RowMode::plain_direct> > 1 ? SCANRNN_ROW_EARLY : 1;
+  static constexpr int kEarly = kUnrolled<RowMode::plain_direct> > 1 ? kRowsAhead : 1;
   const char* direct_at[P::inputs];  // of the next step
   Words direct[kEarly][P::inputs];
 
@@ -529,9 +528,9 @@ struct RowLeaf {
       if constexpr (P::backward) {
         R dy, after;
         // Where an array has the states, the adjoint's map is the gain and dy.
-        read_inputs<kMode>(P::recomputes ? Cell::backward_inputs & ~P::lastly
-                                         : P::first_inputs | P::vectors,
-                           i, in);
+        read_inputs<kMode>(
+            P::recomputes ? Cell::backward_inputs & ~P::lastly : P::first_inputs | P::vectors, i,
+            in);
         read<kMode>(P::dy_slot, i, dy);
         if constexpr (P::recomputes) states_after<kMode>(i, after);
         if constexpr (kOpens) {
@@ -985,9 +984,6 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
                     : zero;
   }
   RowLeaf<P, T, kWhole> leaf(g, t, cell, own_slots, kept, channel0, rows, team);
-#ifdef SCANRNN_PREFETCH_FIRST
-  if constexpr (P::direct != 0) leaf.prefetch_direct();
-#endif
   const int column = leaf.column, channels = leaf.channels;
   if constexpr (kBackward) {
     leaf.entry_gain = Constant<R>::of(1);
@@ -1075,9 +1071,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
   } else {
     leaf.template map_in_pass<RowMode::general>(map, cut);
   }
-#ifndef SCANRNN_PREFETCH_FIRST
   if constexpr (P::direct != 0) leaf.prefetch_direct();
-#endif
 
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.

@@ -96,10 +96,10 @@ struct HasInput : std::false_type {};
 template <class Cell>
 struct HasInput<Cell, std::void_t<decltype(&Cell::template input<float>)>> : std::true_type {};
 
-/// A cell may also name `Cases`, CellCases of types with the same data: itself with options that are
-/// often used as constants, and without its last input where that is then absent. A case's
-/// `suits(cell)` says whether a call of the cell is one. Executors may have kernels of their own for
-/// cases, which give the same bits.
+/// A cell may also name `Cases`, CellCases of types with the same data: itself with options that
+/// are often used as constants, and without its last input where that is then absent. A case's
+/// `suits(cell)` says whether a call of the cell is one. Executors may have kernels of their own
+/// for cases, which give the same bits.
 template <class... Case>
 struct CellCases {};
 /// The value of an option that a case knows, where `known` is none of a number below 0.

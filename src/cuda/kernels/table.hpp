@@ -17,9 +17,9 @@ struct Kernel {
   int vector_bytes = 0;  ///< that a thread moves at once
   /// Bytes of shared memory that the launch has to ask for.
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
-  int blocks = 0;      ///< clusters: that a multiprocessor holds
+  int blocks = 0;                             ///< clusters: that a multiprocessor holds
   bool (*suits)(const void* cell) = nullptr;  ///< of a case: whether a call is one
-  bool needs_output = false;  ///< forward
+  bool needs_output = false;                  ///< forward
   int carveout = 100;  ///< percent of the L1 cache that shared memory may take
 };
 
@@ -28,9 +28,9 @@ inline constexpr int kMostCases = 3;  ///< of a cell
 
 struct PassKernels {
   Kernel rows;
-  Kernel whole;     ///< rows of calls whose tiles are all whole
+  Kernel whole;              ///< rows of calls whose tiles are all whole
   Kernel cases[kMostCases];  ///< the same of what the cell names as its cases
-  Kernel clusters;  ///< the same by clusters of blocks; not every cell and dtype has it
+  Kernel clusters;           ///< the same by clusters of blocks; not every cell and dtype has it
   Kernel columns;
   // For arrays that start anywhere. Not every cell has them.
   Kernel lines;  ///< rows
