@@ -285,11 +285,11 @@ struct LeafStates<P, true> {
 /// are those of clusters, (tile_items / kRadix, groups, lanes), and levels those above them, none
 /// if a sequence is one cluster's.
 template <class Cell, class T, bool kBackward, bool kNarrow = false>
-__global__ void __launch_bounds__(kThreads,
-                                  (ClusterPass<RowPass<Cell, kBackward, T, kNarrow>>::blocks))
+__global__ void __launch_bounds__(
+    kThreads, (ClusterPass<RowPass<Cell, kBackward, T, false, kNarrow>>::blocks))
     run_clusters(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
 #if SCANRNN_HAS_CLUSTERS
-  using P = RowPass<Cell, kBackward, T, kNarrow>;
+  using P = RowPass<Cell, kBackward, T, false, kNarrow>;
   static_assert(has_clusters<Cell, T, kBackward> && !P::recomputes && !P::has_late &&
                 P::threads == kThreads);
   const Args& g = known<P, true>(args);

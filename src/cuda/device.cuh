@@ -248,6 +248,11 @@ __device__ __forceinline__ Vector<T, W> load_streaming(const char* global) {
   return v;
 }
 
+/// Has the line at `global` fetched into the L2 cache.
+__device__ __forceinline__ void prefetch(const char* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // --- a kernel behind another -------------------------------------------------------------------
 
 /// Lets the kernel behind this one start before this one ends.

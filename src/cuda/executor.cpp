@@ -65,6 +65,7 @@ struct Plan {
   const Variant* variant = nullptr;
   const Variant* clusters = nullptr;  // to be preferred, where the device can hold clusters
   const Kernel* kernel = nullptr;
+  std::atomic<std::uint64_t>* prepared = nullptr;
   int cluster_blocks = 1;
   Args args{};
   Index blocks = 0;
@@ -80,6 +81,11 @@ struct Plan {
     int input;
   } reduction[kMaxInputs];
 
+  void use(const Problem& p, const Variant& of) {
+    variant = &of;
+    kernel = &(kernels_of(p).*of.kernel);
+    prepared = &prepared_of(p).variant[&of - kVariants];
+  }
   std::size_t take(std::size_t size) {
     const std::size_t offset = bytes;
     bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
@@ -324,10 +330,10 @@ unsigned array_traits(const Problem& p, const Kernel& kernel, Way way, const Cut
       p.type->kind != CellKind::scan ||
       (g.in[0].data != nullptr &&
        (p.backward ? g.states.data != nullptr && g.dy.data != nullptr : g.in[1].data != nullptr));
-  return traits | when(g.has_wide, kWide) | when(reads_lanes, kLaneVectors) |
-         when(reads_vectors && writes_vectors, kVectors) | when(has_all, kAllArrays) |
-         when(all_arrays(is_aligned), kAligned) | when(all_arrays(is_line), kLines) |
-         when(!in_rows && all_arrays(is_column), kColumns);
+  return traits | when(!p.backward && !p.out, kNoOutput) | when(g.has_wide, kWide) |
+         when(reads_lanes, kLaneVectors) | when(reads_vectors && writes_vectors, kVectors) |
+         when(has_all, kAllArrays) | when(all_arrays(is_aligned), kAligned) |
+         when(all_arrays(is_line), kLines) | when(!in_rows && all_arrays(is_column), kColumns);
 }
 
 /// Takes the workspace: ticket and nodes, which are cleared; whole gradients and sums, which are
@@ -403,7 +409,14 @@ Plan make_plan(const Problem& p, int device) {
     plan.clusters = plan.variant;
     plan.variant = choose(plan.variant + 1, kernels, plan.way, traits);
   }
-  plan.kernel = &(kernels.*plan.variant->kernel);
+  plan.use(p, *plan.variant);
+  if (plan.variant->kernel == &PassKernels::whole) {
+    for (int i = 0; i < kMostCases && kernels.cases[i].function != nullptr; ++i) {
+      if (!kernels.cases[i].suits(p.cell)) continue;
+      plan.kernel = &kernels.cases[i];
+      plan.prepared = &prepared_of(p).cases[i];
+    }
+  }
   if ((plan.variant->needs & kVectors) != 0) g.is_regular = g.is_direct = true;
   if (plan.variant->way == Way::threads) {
     const int most = plan.way == Way::rows ? row_band_log2(tiled.vector_bytes) : g.across_log2;
@@ -497,8 +510,7 @@ bool holds_clusters(const Problem& p, const Variant& variant, int device) {
 // many as run at a time.
 void use_clusters(const Problem& p, Plan& plan, int device) {
   Args& g = plan.args;
-  plan.variant = plan.clusters;
-  plan.kernel = &(kernels_of(p).*plan.variant->kernel);
+  plan.use(p, *plan.clusters);
   plan.cluster_blocks = kRadix;
   plan.shared_bytes = plan.kernel->shared_bytes(g.across_log2, g.leaf, kWarps, 0);
   g.fan_log2 = kRadixLog2;
@@ -558,8 +570,7 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
   cudaError_t error = cudaSuccess;
   if (plan.blocks > 0) {
     if (plan.way != Way::threads) {
-      error = prepare(*plan.kernel, prepared_of(problem).variant[plan.variant - kVariants],
-                      target.index);
+      error = prepare(*plan.kernel, *plan.prepared, target.index);
       if (error != cudaSuccess) fail(call, plan.kernel->name, target.index, error);
     }
     if (plan.cleared_bytes > 0) {

@@ -33,8 +33,21 @@ struct Pass {
     return set == 0 ? 0 : count((set & -set) - 1);
   }
   static constexpr SCANRNN_HD bool has(unsigned set, int input) { return (set >> input & 1u) != 0; }
-  static constexpr SCANRNN_HD int slot(int input) { return count(staged & ((1u << input) - 1u)); }
-  static constexpr int dy_slot = count(staged);
+  /// Inputs that nothing reads until states, or their adjoints, are known. Whole tiles take them
+  /// from memory then.
+  static constexpr unsigned lastly =
+      Cell::step_is_input || reads_states
+          ? 0
+          : staged & ~(Cell::map_inputs | (backward ? Cell::adjoint_inputs : 0));
+  /// What the map reads comes first, those last.
+  static constexpr SCANRNN_HD int slot(int input) {
+    constexpr unsigned first = staged & Cell::map_inputs, then = staged & ~first & ~lastly;
+    const unsigned below = (1u << input) - 1u;
+    if (has(first, input)) return count(first & below);
+    if (!has(lastly, input)) return count(first) + count(then & below);
+    return count(first | then) + (backward ? 1 : 0) + count(lastly & below);
+  }
+  static constexpr int dy_slot = count(staged & ~lastly);
   static constexpr int states_slot = dy_slot + 1;
   static constexpr int slots = count(staged) + (backward ? 1 : 0) + (reads_states ? 1 : 0);
   /// Forward runs every step twice. What the first run has computed takes the place of two inputs
@@ -49,17 +62,24 @@ struct Pass {
   template <class T>
   static constexpr bool keeps_loss = !std::is_same_v<Loss<T>, NoLoss>;
   static constexpr int kept_a = slot(lowest(free)), kept_x = slot(lowest(free & (free - 1)));
+  static constexpr unsigned of_gain = staged & Cell::map_inputs & Cell::gain_inputs;
+  static constexpr unsigned of_input = staged & Cell::map_inputs & ~Cell::gain_inputs;
   /// Backward runs every step four times where states are recomputed: gates are opened once and
   /// take the place of the inputs that they come from.
   template <class T>
   static constexpr bool opens = recomputes && opens_gates<Cell> && sizeof(T) == sizeof(Acc<T>);
+  /// Of whole tiles of 16 bits a thread holds the gains in registers.
+  template <class T>
+  static constexpr bool holds_gates =
+      recomputes && opens_gates<Cell> && of_gain != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
-  /// Elements of 16 bits leave no room for that: of whole tiles a thread holds the gains in
-  /// registers instead, where the rest of a step is had from them.
+  /// Elements of 16 bits leave room for the gains alone: of whole tiles these take the places of
+  /// two inputs, of which a thread holds one that it needs again in registers, where the rest of a
+  /// step is had from them.
   template <class T>
-  static constexpr bool holds_gains =
-      !backward && HasInput<Cell>::value && sizeof(T) < sizeof(Acc<T>);
+  static constexpr bool keeps_gains = !backward && HasInput<Cell>::value && of_gain != 0 &&
+                                      of_input != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
   /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
   /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =

@@ -30,14 +30,19 @@ struct Team {
         is_block(g.teams_log2 == 0) {}
 };
 
-/// kNarrow: where a row is half a line, and all of them are there; of whole tiles alone.
-template <class Cell, bool kBackward, class T, bool kNarrow = false>
+/// kWhole: in the kernel of whole tiles. kNarrow: where a row is half a line, and all of them are
+/// there; of whole tiles alone.
+template <class Cell, bool kBackward, class T, bool kWhole = false, bool kNarrow = false>
 struct RowPass : Pass<Cell, kBackward> {
   using Base = Pass<Cell, kBackward>;
   using Type = T;
-  static constexpr RowShape shape =
-      row_shape(sizeof(T), kBackward, Cell::step_is_input, Base::slots, Base::recomputes,
-                Base::template holds_gains<T>);
+  static constexpr RowShape shape = row_shape(sizeof(T), kBackward, Cell::step_is_input,
+                                              Base::slots + Cell::left_out, Base::recomputes);
+  /// Whether the kernel of whole tiles takes it for granted that there is an array of outputs.
+  static constexpr bool needs_output = !kBackward && !Cell::step_is_input;
+  /// Inputs that aren't staged.
+  static constexpr unsigned direct = kWhole ? Base::lastly : 0;
+  static constexpr int slots = Base::slots - Base::count(direct);
   /// How a row is cut into vectors.
   static constexpr int vector_bytes = shape.vector_bytes;
   static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
@@ -61,7 +66,7 @@ struct RowPass : Pass<Cell, kBackward> {
     return threads * leaf_steps * vector_bytes;
   }
   static constexpr SCANRNN_HD int staged_bytes(int leaf_steps) {
-    return Base::slots * slot_bytes(leaf_steps);
+    return slots * slot_bytes(leaf_steps);
   }
 
   /// Maps that a block of `width` channels keeps in shared memory: one for each of its bands, the
@@ -70,11 +75,12 @@ struct RowPass : Pass<Cell, kBackward> {
     return (across > band_vectors ? threads / across : warps) * across * width;
   }
   /// Recomputed states, a leaf's one after the other for each thread.
+  /// Before, the leaves' maps in the order of time lie there.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes ? threads * leaf_steps * width * static_cast<int>(sizeof(Acc<T>)) : 0;
+    return Base::recomputes ? threads * (leaf_steps > 2 ? leaf_steps : 2) * width *
+                                  static_cast<int>(sizeof(Acc<T>))
+                            : 0;
   }
-  /// Leaves' maps in the order of time, where states are recomputed.
-  static constexpr SCANRNN_HD int maps_in_time() { return Base::recomputes ? threads * width : 0; }
   /// Parts of what precedes a tile: (levels, groups of children, channels).
   static constexpr SCANRNN_HD int parts(int across, int levels) {
     return levels * kGroups * across * width;
@@ -84,8 +90,7 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int shared_bytes(int across, int leaf_steps, int levels) {
     const int teams = levels > 0 || across > band_vectors ? 1 : most_teams;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
-           (maps(across) + parts(across, levels) + maps_in_time()) *
-               static_cast<int>(sizeof(Affine<Acc<T>>)) +
+           (maps(across) + parts(across, levels)) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
            teams * across * width * static_cast<int>(sizeof(Acc<T>));
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
@@ -93,8 +98,9 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr int blocks() {
     // Backward, eight channels a thread take more registers than three blocks of 256 leave.
     if (width == 8 && kBackward && threads > 128) return 2;
-    const int rest = (Base::recomputes ? 16 : 8) * 1024;
-    return 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + rest);
+    const int fit = 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + 8 * 1024);
+    const int most = most_row_threads(sizeof(T), Base::count(direct)) / threads;
+    return fit < most || !kWhole ? fit : most;
   }
 };
 
@@ -152,12 +158,14 @@ struct RowLeaf {
   using R = Lanes<T, W>;
   using Loss = typename P::template Loss<T>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
-  static constexpr bool kHoldsGains = kWhole && P::template holds_gains<T>;
+  static constexpr bool kNeedsOutput = kWhole && P::needs_output;
+  static constexpr bool kKeepsGains = kWhole && P::template keeps_gains<T>;
   static constexpr bool kOpens = P::template opens<T>;
-  using Opened = typename P::template Opened<T>;
+  static constexpr bool kHoldsGates = kWhole && P::template holds_gates<T>;
+  using Opened = std::conditional_t<kHoldsGates, OpenedType<Cell>, typename P::template Opened<T>>;
   /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
-  static constexpr int kUnrolled = kHoldsGains                        ? kLeaf
+  static constexpr int kUnrolled = kKeepsGains || kHoldsGates         ? kLeaf
                                    : !kIsPlain<kMode> || P::slots > 4 ? 1
                                    : Cell::step_is_input              ? kLeaf
                                                                       : 2;
@@ -181,13 +189,23 @@ struct RowLeaf {
 
   // Backward.
   static constexpr unsigned kEntry = 1u << 31;
+  static constexpr int kGate = P::lowest(P::of_gain);  // an input
   R entry_gain;      // what the adjoint of the row before is multiplied by
   R next_state;      // of the row after the leaf
   R c_start;         // recomputed: before the leaf in the order of time
   R sum[P::inputs];  // of gradients
+  R gates[kHoldsGates ? kLeaf : 1];
 
   // Forward.
-  R gains[kHoldsGains ? kLeaf : 1];  // of the steps
+  using Words = Raw<T, W>;  // a vector that is kept: of elements each would take a register
+  static constexpr int kHeld = P::lowest(P::of_input);  // an input
+  static constexpr SCANRNN_HD int gain_slot(int half) {
+    return P::slot(half == 0 ? P::lowest(P::of_gain) : kHeld);
+  }
+  Words held[kKeepsGains ? kLeaf : 1];  // of the steps
+  static constexpr int kEarly = kUnrolled<RowMode::plain_direct> > 1 ? kRowsAhead : 1;
+  const char* direct_at[P::inputs];  // of the next step
+  Words direct[kEarly][P::inputs];
 
   __device__ __forceinline__ RowLeaf(const Args& args, const Tile& tile, const Cell& the_cell,
                                      char* staged, char* states, Index channel0, int tile_rows,
@@ -283,6 +301,61 @@ struct RowLeaf {
   __device__ __forceinline__ void read(int slot, int i, R& to) const {
     widen<T>(load_vector<T, W>(vector_of<kMode>(slot, i)), to.lane);
   }
+  static __device__ __forceinline__ void widen_words(const Words& words, R& to) {
+    Vector<T, W> elements;
+    memcpy(&elements, &words, sizeof(words));
+    widen<T>(elements, to.lane);
+  }
+  /// The halves of a vector of gains have the size of one of elements.
+  template <RowMode kMode>
+  __device__ __forceinline__ void keep_gains(int i, const R& gain) const {
+    if constexpr (kKeepsGains) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Vector<A, W / 2> some;
+#pragma unroll
+        for (int v = 0; v < W / 2; ++v) some.element[v] = gain.lane[half * (W / 2) + v];
+        store_vector(vector_of<kMode>(gain_slot(half), i), some);
+      }
+    }
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ void read_gains(int i, R& gain) const {
+    if constexpr (kKeepsGains) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto some = load_vector<A, W / 2>(vector_of<kMode>(gain_slot(half), i));
+#pragma unroll
+        for (int v = 0; v < W / 2; ++v) gain.lane[half * (W / 2) + v] = some.element[v];
+      }
+    }
+  }
+  /// Takes what isn't staged of step i, some steps before it is read.
+  __device__ __forceinline__ void take_direct(int i) {
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!P::has(P::direct, k)) continue;
+      if (i == 0) direct_at[k] = address_of(g.in[k]);
+      direct[i % kEarly][k] = Words{};
+      if (g.in[k].data != nullptr) {
+        direct[i % kEarly][k] = __ldcs(reinterpret_cast<const Words*>(direct_at[k]));
+      }
+      direct_at[k] = opaque(direct_at[k] + step_of(g.in[k]));
+    }
+  }
+  /// Has the same fetched into the L2 cache: a thread a line.
+  __device__ __forceinline__ void prefetch_direct() const {
+    int first = 0;
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!P::has(P::direct, k)) continue;
+      const int i = column - first;
+      if (i >= 0 && i < kLeaf && g.in[k].data != nullptr) {
+        prefetch(address_of(g.in[k]) - column * P::vector_bytes + i * step_of(g.in[k]));
+      }
+      first = (first + kLeaf) % P::band_vectors;
+    }
+  }
   template <RowMode kMode>
   __device__ __forceinline__ void keep(int slot, int i, const R& value) const {
     store_vector(vector_of<kMode>(slot, i), narrow<T>(value.lane));
@@ -314,6 +387,8 @@ struct RowLeaf {
       if (!P::has(set, k)) continue;
       if (P::has(P::vectors, k)) {
         in[k] = vector_in[k];
+      } else if (P::has(P::direct, k)) {
+        widen_words(direct[i % kEarly][k], in[k]);
       } else {
         read<kMode>(P::slot(k), i, in[k]);
       }
@@ -352,7 +427,11 @@ struct RowLeaf {
           widen<T>(load_vector<T, W>(place_of(P::slot(k), before)), in[k].lane);
         }
       }
-      entry_gain = outside ? cell.gain(in) : opened.gain(in);
+      if constexpr (kOpens) {
+        entry_gain = outside ? cell.gain(in) : opened.gain(in);
+      } else {
+        entry_gain = cell.gain(in);
+      }
       if (is_reset(g, t, before)) resets |= kEntry;
     }
     if constexpr (P::reads_states) {
@@ -391,21 +470,36 @@ struct RowLeaf {
       keep<kMode>(P::slot(k), i, in[k]);
     }
   }
+  /// Opens inputs of step i, but for the gate that is held once it has been.
+  __device__ __forceinline__ void open_held(unsigned set, int i, bool first, R (&in)[P::inputs]) {
+    R opened_in[P::inputs];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      opened_in[k] = P::has(set | P::vectors, k) ? in[k] : Constant<R>::of(0);
+    }
+    cell.open(opened_in);
+    if (first) gates[i] = opened_in[kGate];
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (P::has(Cell::opened_inputs, k)) in[k] = k == kGate ? gates[i] : opened_in[k];
+    }
+  }
   /// The map of a step, in the order of time. The first time inputs are opened, where that is done.
   template <RowMode kMode, bool kOpen, class F>
-  __device__ __forceinline__ void each_step_in_time(F&& take) const {
+  __device__ __forceinline__ void each_step_in_time(F&& take) {
 #pragma unroll(kUnrolled<kMode>)
     for (int i = kLeaf - 1; i >= 0; --i) {
       if (!has_step<kMode>(i)) continue;
       R in[P::inputs];
       read_inputs<kMode>(Cell::map_inputs, i, in);
       if constexpr (kOpens && kOpen) open<kMode>(Cell::map_inputs, i, in);
+      if constexpr (kHoldsGates) open_held(Cell::map_inputs, i, kOpen, in);
       take(i, opened.step(in), resets_at<kMode>(i));
     }
   }
   /// The leaf's map in the order of time, which a backward pass goes against.
   template <RowMode kMode>
-  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) const {
+  __device__ __forceinline__ void map_in_time(Affine<A> (&map)[W]) {
     each_step_in_time<kMode, true>([&](int, const Affine<R>& step, bool reset) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
@@ -420,7 +514,7 @@ struct RowLeaf {
   }
   /// From c_start on.
   template <RowMode kMode>
-  __device__ __forceinline__ void recompute_states() const {
+  __device__ __forceinline__ void recompute_states() {
     R run = c_start;
     each_step_in_time<kMode, false>([&](int i, const Affine<R>& step, bool reset) {
       advance(run, step.a, step.x, reset);
@@ -451,11 +545,17 @@ struct RowLeaf {
       if constexpr (P::backward) {
         R dy, after;
         // Where an array has the states, the adjoint's map is the gain and dy.
-        read_inputs<kMode>(P::recomputes ? Cell::backward_inputs : P::first_inputs | P::vectors, i,
-                           in);
+        read_inputs<kMode>(
+            P::recomputes ? Cell::backward_inputs & ~P::lastly : P::first_inputs | P::vectors, i,
+            in);
         read<kMode>(P::dy_slot, i, dy);
         if constexpr (P::recomputes) states_after<kMode>(i, after);
-        if constexpr (kOpens) open<kMode>(Cell::backward_inputs & ~Cell::map_inputs, i, in);
+        if constexpr (kOpens) {
+          open<kMode>(Cell::backward_inputs & ~Cell::map_inputs & ~P::lastly, i, in);
+        }
+        if constexpr (kHoldsGates) {
+          open_held(Cell::backward_inputs & ~P::lastly, i, false, in);
+        }
         step = {gain, opened.output_adjoint(in, after, dy)};
         gain = opened.gain(in);
       } else {
@@ -466,7 +566,10 @@ struct RowLeaf {
           keep<kMode>(P::kept_a, i, step.a);
           keep<kMode>(P::kept_x, i, step.x);
         }
-        if constexpr (kHoldsGains) gains[i] = step.a;
+        if constexpr (kKeepsGains) {
+          held[i] = *reinterpret_cast<const Words*>(vector_of<kMode>(P::slot(kHeld), i));
+          keep_gains<kMode>(i, step.a);
+        }
       }
       cut = cut || reset;
 #pragma unroll
@@ -492,7 +595,7 @@ struct RowLeaf {
   template <RowMode kMode>
   __device__ __forceinline__ void write(const Steps& s, char* at, int slot, int i,
                                         const R& value) const {
-    if (s.data == nullptr) return;
+    if (!(kNeedsOutput && !P::backward) && s.data == nullptr) return;
     if constexpr (kMode == RowMode::plain_direct) {
       store_streaming(at, narrow<T>(value.lane));
     } else if constexpr (kMode == RowMode::plain_staged) {
@@ -537,14 +640,17 @@ struct RowLeaf {
         read<kMode>(P::kept_a, i, step.a);
         read<kMode>(P::kept_x, i, step.x);
         read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
+      } else if constexpr (kKeepsGains) {
+        read_inputs<kMode>((P::all & Cell::output_inputs & ~P::of_gain) | P::of_input | P::vectors,
+                           i, in);
+        widen_words(held[i], in[kHeld]);
+        read_gains<kMode>(i, step.a);
+        step.x = cell.input(in, step.a);
       } else {
         read_inputs<kMode>(P::all, i, in);
-        if constexpr (kHoldsGains) {
-          step = {gains[i], cell.input(in, gains[i])};
-        } else {
-          step = cell.step(in);
-        }
+        step = cell.step(in);
       }
+      if (P::direct != 0 && i + kEarly < kLeaf) take_direct(i + kEarly);
       advance(state, step.a, step.x, resets_at<kMode>(i));
       if (!kIsPlain<kMode> && i == last) leave = state;
       write<kMode>(g.out, kIsPlain<kMode> ? out_at : out_at + i * out_step, 0, i,
@@ -574,6 +680,8 @@ struct RowLeaf {
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
       R in[P::inputs], dy, before, din[P::inputs];
       read_inputs<kMode>(Cell::backward_inputs, i, in);
+      if (P::direct != 0 && i + kEarly < kLeaf) take_direct(i + kEarly);
+      if constexpr (kHoldsGates) open_held(Cell::backward_inputs, i, false, in);
       read<kMode>(P::dy_slot, i, dy);
       if constexpr (!kIsPlain<kMode>) states_after<kMode>(i, after);
       // The state before a step is the one after the next step of the pass.
@@ -809,11 +917,11 @@ __device__ __forceinline__ decltype(auto) known(const Args& args) {
 /// vector inputs, where tiles divide all rows' steps and channels. kNarrow: of those, where a row
 /// is half a line.
 template <class Cell, class T, bool kBackward, bool kWhole = false, bool kNarrow = false>
-__global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
-                                  (RowPass<Cell, kBackward, T>::blocks()))
+__global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>::threads),
+                                  (RowPass<Cell, kBackward, T, kWhole, kNarrow>::blocks()))
     run_rows(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
   static_assert(kWhole || !kNarrow);
-  using P = RowPass<Cell, kBackward, T, kNarrow>;
+  using P = RowPass<Cell, kBackward, T, kWhole, kNarrow>;
   const Args& g = known<P, kWhole>(args);
   using A = Acc<T>;
   constexpr int W = P::width;
@@ -856,9 +964,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
   const int width = across * W;  // channels of the tile
   const Index channel0 = t.group * width;
   char* const kept = slots + P::staged_bytes(g.leaf);
-  A* const in_time_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
-  A* const in_time_x = in_time_a + P::maps_in_time();
-  A* const maps_a = in_time_x + P::maps_in_time();
+  A* const in_time_a = reinterpret_cast<A*>(kept);
+  A* const in_time_x = in_time_a + P::threads * W;
+  A* const maps_a = reinterpret_cast<A*>(kept + P::states_bytes(g.leaf));
   A* const maps_x = maps_a + P::maps(across);
   A* const part_a = maps_x + P::maps(across);
   A* const part_x = part_a + P::parts(across, g.levels);
@@ -969,6 +1077,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
                   leaf.c_start.lane[v]);
       }
     }
+    __syncthreads();  // states take the maps' place
     if (mode != RowMode::general) {
       leaf.template recompute_states<RowMode::plain_direct>();
     } else {
@@ -987,6 +1096,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
   } else {
     leaf.template map_in_pass<RowMode::general>(map, loss, cut);
   }
+  if constexpr (P::direct != 0) leaf.prefetch_direct();
 
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.
@@ -1031,14 +1141,18 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
     return {{maps_a[b * width + ch], maps_x[b * width + ch]}, !kWhole && shared.band_cut[b]};
   };
   const bool is_idle = !kWhole && t.low >= t.high;
+  /// Warps that publish the tile's node, 32 channels each. The others start to ask for what
+  /// precedes it at once, those behind.
+  constexpr int kWidth = P::band_vectors * W;  // of whole tiles
+  constexpr int kPublishers = kWhole && kWidth > kWarp ? kWidth / kWarp : 1;
   if (g.levels > 0) {
     constexpr Index kWords = Node<A>::words;
     const Index stride = g.groups * width * kWords;
     const auto nodes_of = [&](int ch) {
       return g.nodes + ((t.first_item * g.groups + t.group) * width + ch) * kWords;
     };
-    if (warp == 0) {
-      for (int ch = lane; ch < width; ch += kWarp) {
+    if (warp < kPublishers) {
+      for (int ch = lane + warp * kWarp; ch < width; ch += kPublishers * kWarp) {
         Segment<A> band[P::warps];  // merged in pairs: the others wait for this
         typename P::template Loss<T> lost[P::warps];
 #pragma unroll
@@ -1064,11 +1178,15 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
         }
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
-    } else if (!is_idle) {
-      for (int part = warp - 1; part < g.levels * kGroups; part += P::warps - 1) {
+    }
+    if (kPublishers > 1 || (warp > 0 && !is_idle)) {
+      constexpr int kSeekers = kPublishers > 1 ? P::warps : P::warps - 1;
+      for (int unit = (warp + kSeekers - kPublishers) % kSeekers;
+           unit < g.levels * kGroups * kPublishers; unit += kSeekers) {
+        const int part = unit / kPublishers;
         const int level = part / kGroups, first = part % kGroups * kAhead;
         if (digit_of(t.number, level) <= first) continue;
-        for (int ch = lane; ch < width; ch += kWarp) {
+        for (int ch = lane + unit % kPublishers * kWarp; ch < width; ch += kPublishers * kWarp) {
           const Segment<A> before =
               await_group<A, !kWhole>(nodes_of(ch), stride, t.number, level, first);
           part_a[part * width + ch] = before.map.a;
@@ -1081,6 +1199,10 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
   }
 
   // --- the state before the leaf -----------------------------------------------------------------
+  if constexpr (P::direct != 0) {
+#pragma unroll
+    for (int i = 0; i < leaf.kEarly; ++i) leaf.take_direct(i);
+  }
   R state;
   if (is_wide) {
     // Bands of leaves, in the brackets that scan_lanes has.
@@ -1108,8 +1230,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
       state.lane[v] = apply(before, run);
     }
   } else {
-    // Before the warp's band, a lane a channel; then before its own leaf.
-    for (int ch = lane; ch < width; ch += kWarp) {
+    // Before the warp's band, a lane a channel; then before its own leaf. Of whole tiles a thread
+    // has one channel and as many bands as there are warps' widths of channels.
+    const auto before_tile = [&](int ch) {
       A run = enter[ch];
       // The highest level has the earliest nodes.
       for (int level = is_idle ? -1 : g.levels - 1; level >= 0; --level) {
@@ -1123,10 +1246,27 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T>::threads),
                       run);
         }
       }
-      for (int b = first_warp; b < block_warp; ++b) run = apply(total(b, ch), run);
-      shared.band_enter[block_warp][ch] = run;
+      return run;
+    };
+    if constexpr (kPublishers > 1) {
+      const int ch = static_cast<int>(threadIdx.x) % kWidth;
+      const int first = static_cast<int>(threadIdx.x) / kWidth * kPublishers;
+      A run = before_tile(ch);
+      for (int b = 0; b < first; ++b) run = apply(total(b, ch), run);
+#pragma unroll
+      for (int b = 0; b < kPublishers; ++b) {
+        shared.band_enter[first + b][ch] = run;
+        if (b + 1 < kPublishers) run = apply(total(first + b, ch), run);
+      }
+      __syncthreads();
+    } else {
+      for (int ch = lane; ch < width; ch += kWarp) {
+        A run = before_tile(ch);
+        for (int b = first_warp; b < block_warp; ++b) run = apply(total(b, ch), run);
+        shared.band_enter[block_warp][ch] = run;
+      }
+      __syncwarp();
     }
-    __syncwarp();
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       state.lane[v] = apply(Segment<A>{map[v], cut}, shared.band_enter[block_warp][column * W + v]);

@@ -352,6 +352,55 @@
 // has its map and turned by shuffles, which leaves room for a third block: 0.62, 0.61 in float32,
 // 0.47, 0.46 in complex64, 0.68, 0.64 in bfloat16. A leaf's states alone are 32 of the 80 registers
 // that three blocks leave a thread, and 76 to 216 bytes were spilled.
+//
+// Cells once more. Counted in the machine code, sru forward in bfloat16 spends 25 instructions an
+// element in its two loops, and as many around them: 43 at 64 elements a thread. It isn't these
+// that count most but how many warps there are: 128 threads with four arrays in shared memory are
+// 12 a multiprocessor, which issue 0.58 a cycle. What only outputs read (r and the skip of sru, o
+// of qrnn; the skip backward) now comes straight from memory, two steps ahead, once states are
+// known, fetched into the L2 cache when the leaf has its map: 20 warps. The gains, float32, take
+// the places of the two inputs that the map comes from, of which the other one waits in registers.
+// Options and absent inputs known to the compiler (CellCases): a branch for each vector of a step
+// had kept the functions of one from hiding behind another's, and qrnn without an input gate had
+// staged, and computed with, one. Each of a block's warps had begun, channel by channel, from the
+// tile's state for 64 channels, and one warp published them, 32 after 32; a thread now has one
+// channel there and two warps publish. Backward, gates are opened once and held in registers (sru:
+// 6 special functions an element instead of 12), and maps in the order of time lie where states
+// will. Before and after, 16,4096,512 and 1,65536,512:
+//
+//              float32 forward         and backward
+//   qrnn_fo    0.88, 0.80  0.90, 0.84  0.73, 0.74  0.80, 0.81
+//   qrnn_ifo   0.91, 0.85  0.90, 0.88  0.82, 0.83  0.84, 0.86
+//   min_gru    0.88, 0.87  0.89, 0.87  0.88, 0.88  0.87, 0.90
+//   min_lstm   0.88, 0.87  0.89, 0.87  0.86, 0.84  0.84, 0.84
+//
+//              bfloat16 forward        and backward
+//   qrnn_fo    0.61, 0.53  0.76, 0.71  0.45, 0.41  0.65, 0.60
+//   qrnn_ifo   0.59, 0.54  0.73, 0.67  0.48, 0.46  0.61, 0.57
+//   min_gru    0.69, 0.61  0.76, 0.69  0.68, 0.60  0.80, 0.74
+//   min_lstm   0.56, 0.52  0.58, 0.55  0.61, 0.56  0.62, 0.59
+//
+// (rg_lru, of which nothing changed but the count of warps that publish: bfloat16 0.45, 0.42 and
+// 0.44, 0.42, backward 0.57, 0.52 and 0.56, 0.54.)
+//
+// sru, float32: forward 0.91, 0.87 with three blocks of 256 threads, 0.89, 0.87 with four, of 64
+// registers a thread; backward 0.80, 0.82 with steps written out twice, 0.77, 0.78 without. In
+// bfloat16 without gains kept and gates held: forward 0.78, 0.73 (gilr 0.67, 0.61), backward 0.61,
+// 0.58. Vectors that wait in registers have to be words: of 16-bit elements each takes one.
+//
+// What limits them, 16,4096,512, by counters; stalls in cycles an instruction, of all warps. "xu":
+// special functions an element.
+//
+//                        warps  issue  instructions   xu    stalls: memory  barrier  fixed  others
+//   sru bf16 forward     18.5   0.58   43             4.0           2.7     0.7      1.1    2.5
+//   sru bf16 backward    15.5   0.60   109            6.6           1.2     0.7      1.1    2.3
+//   qrnn_fo bf16 forward 18.6   0.59   40             6.0           1.3     0.8      1.4    3.8
+//   qrnn_fo bf16 backw.  15.4   0.63   95             9.6           0.5     0.9      1.2    2.5
+//   gilr bf16 forward    18.7   0.63   31             4.0           1.4     0.9      1.3    2.9
+//   sru f32 backward     15.2   0.48   135            4.1           1.6     1.8      1.2    2.2
+//
+// (Nothing is read twice: 0.279 GB of sru's 0.268, bfloat16 forward.) At 0.6 a cycle, memory leaves
+// time for 45, 77, 36, 60, 27 and 152.
 #pragma once
 
 #include <cstddef>
@@ -392,16 +441,22 @@ struct RowShape {
 /// The more arrays a step reads, the fewer steps fit into shared memory. `slots`: arrays that are
 /// staged.
 constexpr RowShape row_shape(std::size_t element_bytes, bool backward, bool step_is_input,
-                             int slots, bool recomputes, bool holds_gains) {
+                             int slots, bool recomputes) {
   const int leaf = recomputes ? 4 : (slots <= 3 ? SCANRNN_ROW_LEAF : 4);
   if (element_bytes > 2 || step_is_input) return {kThreads, kVectorBytes, leaf};
   if (!backward) {
-    return holds_gains || slots == 3 ? RowShape{128, kVectorBytes, 8}
-                                     : RowShape{kThreads, kVectorBytes, leaf};
+    return {128, kVectorBytes, 8};
   }
   if (recomputes) return {128, kVectorBytes, 4};
   return {128, slots <= 4 ? kVectorBytes : kVectorBytes / 2, 8};
 }
+/// Threads of whole tiles that a multiprocessor is to hold, at most, by the registers that they
+/// take. `direct`: inputs that aren't staged.
+constexpr int most_row_threads(std::size_t element_bytes, int direct) {
+  return element_bytes > 4 || direct > 1 ? 768 : 1024;
+}
+/// Steps that these are read ahead.
+inline constexpr int kRowsAhead = 2;
 /// So many vectors make a line of memory, the least width of a row where there are channels enough.
 constexpr SCANRNN_HD int row_band_log2(int vector_bytes) { return vector_bytes == 8 ? 4 : 3; }
 

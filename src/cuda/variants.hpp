@@ -33,6 +33,7 @@ enum Trait : unsigned {
   kSums = 1u << 18,           ///< some gradient is summed over time
   kStepSums = 1u << 19,       ///< and that of an input which isn't a vector
   kColumns = 1u << 20,        ///< columns: every channel is read and written in vectors
+  kNoOutput = 1u << 22,       ///< forward: only final states are wanted
   kHalfWidth = 1u << 21,      ///< rows: a tile is one band of whole leaves, half a line wide
 };
 
@@ -77,8 +78,10 @@ constexpr bool is_of_clusters(const Variant& variant) {
 inline const Variant* choose(const Variant* from, const PassKernels& kernels, Way way,
                              unsigned traits) {
   const auto runs = [&](const Variant& v) {
+    const Kernel& kernel = kernels.*v.kernel;
     return (v.way == way || v.way == Way::threads) && (traits & v.needs) == v.needs &&
-           (traits & v.excludes) == 0 && (kernels.*v.kernel).function != nullptr;
+           (traits & v.excludes) == 0 && kernel.function != nullptr &&
+           !(kernel.needs_output && (traits & kNoOutput) != 0);
   };
   while (!runs(*from)) ++from;
   return from;

@@ -44,7 +44,9 @@ struct CellBase {
   static constexpr unsigned state_inputs = ~0u;    ///< bit i: the gradient of in[i] reads c_prev
   static constexpr unsigned output_inputs = ~0u;   ///< bit i: `output` reads in[i]
   static constexpr unsigned gain_inputs = ~0u;     ///< bit i: `gain` reads in[i]
+  static constexpr unsigned adjoint_inputs = ~0u;  ///< bit i: `output_adjoint` reads in[i]
   static constexpr bool step_is_input = false;     ///< `step` only hands inputs on
+  static constexpr int left_out = 0;               ///< inputs of its cell that a case lacks
   static constexpr const char* state = "h";        ///< its initial value is "h0"
 
   /// Run-time options: option(name, member, least, most) for each, the member a number or an enum.
@@ -93,6 +95,26 @@ template <class Cell, class = void>
 struct HasInput : std::false_type {};
 template <class Cell>
 struct HasInput<Cell, std::void_t<decltype(&Cell::template input<float>)>> : std::true_type {};
+
+/// A cell may also name `Cases`, CellCases of types with the same data: itself with options that
+/// are often used as constants, and without its last input where that is then absent. A case's
+/// `suits(cell)` says whether a call of the cell is one. Executors may have kernels of their own
+/// for cases, which give the same bits.
+template <class... Case>
+struct CellCases {};
+/// The value of an option that a case knows, where `known` is none of a number below 0.
+template <class Option>
+constexpr SCANRNN_HD Option known_or(int known, Option given) {
+  return known < 0 ? given : static_cast<Option>(known);
+}
+template <class Cell, class = void>
+struct CasesOf {
+  using Type = CellCases<>;
+};
+template <class Cell>
+struct CasesOf<Cell, std::void_t<typename Cell::Cases>> {
+  using Type = typename Cell::Cases;
+};
 
 template <class Cell>
 struct CellTraits {

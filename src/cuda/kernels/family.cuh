@@ -11,6 +11,30 @@
 
 namespace scanrnn::cuda {
 
+/// `rows`: the kernel of all other calls.
+template <class Cell, class T, bool kBackward>
+Kernel whole_kernel(const Kernel& rows) {
+  Kernel k = rows;
+  k.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
+  k.needs_output = RowPass<Cell, kBackward, T, true>::needs_output;
+  k.shared_bytes = [](int log2, int leaf, int, int levels) {
+    return RowPass<Cell, kBackward, T, true>::shared_bytes(1 << log2, leaf, levels);
+  };
+  return k;
+}
+template <class Cell, class T, bool kBackward, class... Case>
+void add_cases(PassKernels& k, CellCases<Case...>) {
+  static_assert(sizeof...(Case) <= kMostCases && ((sizeof(Case) == sizeof(Cell)) && ...));
+  int i = 0;
+  const auto add = [&](Kernel kernel, bool (*suits)(const void*)) {
+    kernel.suits = suits;
+    k.cases[i++] = kernel;
+  };
+  (add(whole_kernel<Case, T, kBackward>(k.rows),
+       [](const void* cell) { return Case::suits(*static_cast<const Cell*>(cell)); }),
+   ...);
+}
+
 template <class GivenCell, class T, bool kBackward>
 PassKernels pass_kernels() {
   using Cell = scanrnn::Prepared<GivenCell>;  // kernels read vector inputs once for many steps
@@ -25,8 +49,10 @@ PassKernels pass_kernels() {
             [](int log2, int leaf, int, int levels) {
               return Rows::shared_bytes(1 << log2, leaf, levels);
             }};
-  k.whole = k.rows;
-  k.whole.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
+  k.whole = whole_kernel<Cell, T, kBackward>(k.rows);
+  if constexpr (sizeof(T) <= sizeof(float)) {
+    add_cases<GivenCell, T, kBackward>(k, typename CasesOf<GivenCell>::Type{});
+  }
   if constexpr (has_clusters<Cell, T, kBackward>) {
     k.clusters = {reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward>),
                   "clusters",

@@ -9,6 +9,9 @@
 
 namespace scanrnn::cuda {
 
+inline constexpr int kMostVariants = 16;  ///< of a pass (variants.hpp)
+inline constexpr int kMostCases = 3;      ///< of a cell
+
 struct Kernel {
   const void* function = nullptr;
   const char* name = "";
@@ -17,18 +20,19 @@ struct Kernel {
   int vector_bytes = 0;  ///< that a thread moves at once
   /// Bytes of shared memory that the launch has to ask for.
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
-  int blocks = 0;      ///< clusters, whole columns: that a multiprocessor holds
-  int carveout = 100;  ///< percent of the L1 cache that shared memory may take
+  int blocks = 0;             ///< that stay: how many a multiprocessor holds
+  int carveout = 100;         ///< percent of the L1 cache for shared memory, at most
+  bool needs_output = false;  ///< forward: final states alone aren't enough
+  bool (*suits)(const void* cell) = nullptr;  ///< of a case: whether a call is one
 };
-
-inline constexpr int kMostVariants = 16;  ///< of a pass
 
 /// One pass of a cell for one dtype.
 struct PassKernels {
   Kernel rows;
-  Kernel whole;     ///< rows of calls whose tiles are all whole
-  Kernel clusters;  ///< the same by clusters of blocks; not every cell and dtype has it
-  Kernel narrow_whole, narrow_clusters;  ///< both where a row is half a line; nor has every one
+  Kernel whole;                          ///< rows of calls whose tiles are all whole
+  Kernel cases[kMostCases];              ///< the same of what the cell names as its cases
+  Kernel clusters;                       ///< the same by clusters of blocks; not every one has it
+  Kernel narrow_whole, narrow_clusters;  ///< both where a row is half a line; nor these
   Kernel columns;
   Kernel whole_columns;  ///< columns of calls whose tiles are all whole
   // For arrays that start anywhere. Not every cell has them.
@@ -45,6 +49,7 @@ struct CellKernels {
 /// The devices, a bit each, that were told how much shared memory a kernel may ask for.
 struct Prepared {
   std::atomic<std::uint64_t> variant[kMostVariants]{};  ///< by their order in variants.hpp
+  std::atomic<std::uint64_t> cases[kMostCases]{};
   std::atomic<std::uint64_t> no_clusters{0};  ///< devices that were asked and can't hold any
 };
 

@@ -24,18 +24,20 @@ namespace scanrnn {
 
 enum class Gate : int { forget = 0, update = 1 };
 
-struct GilrCell : CellBase {
+/// The options, where they are known: else -1.
+template <int kKnownGate = -1, int kKnownActivation = -1, int kKnownBound = -1>
+struct Gilr : CellBase {
   enum Input { kGate, kCandidate, kBound };
   static constexpr const char* name = "gilr";
-  static constexpr int inputs = 3;
-  static constexpr const char* names[inputs] = {"f", "z", "bound"};
-  static constexpr unsigned map_inputs = 0b111;
-  static constexpr unsigned backward_inputs = 0b111;
+  static constexpr int inputs = kKnownBound == 0 ? 2 : 3;
+  static constexpr const char* names[] = {"f", "z", "bound"};
+  static constexpr unsigned map_inputs = (1u << inputs) - 1;
+  static constexpr unsigned backward_inputs = map_inputs;
   static constexpr unsigned output_inputs = 0;
-  static constexpr unsigned gain_inputs = 1u << kGate | 1u << kBound;
-  static constexpr unsigned vector_inputs = 1u << kBound;
-  static constexpr unsigned optional_inputs = 1u << kBound;
-  static constexpr unsigned state_inputs = 1u << kGate | 1u << kBound;
+  static constexpr unsigned gain_inputs = 1u << kGate | vector_inputs;
+  static constexpr unsigned vector_inputs = map_inputs & 1u << kBound;
+  static constexpr unsigned optional_inputs = vector_inputs;
+  static constexpr unsigned state_inputs = gain_inputs;
   static constexpr bool state_is_output = true;
 
   Gate gate = Gate::forget;
@@ -53,7 +55,11 @@ struct GilrCell : CellBase {
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, (Constant<R>::of(1) - f) * activate(activation, in[kCandidate])};
+    return {f, input(in, f)};
+  }
+  template <class R>
+  SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
+    return (Constant<R>::of(1) - f) * activate(known_activation(), in[kCandidate]);
   }
   template <class R>
   SCANRNN_HD R output(const R (&)[inputs], const R& h) const {
@@ -75,26 +81,47 @@ struct GilrCell : CellBase {
     const R p = opening(in);
     const R shut = one - p;
     const R f = bounded(in, p, shut);
-    const Activated<R> z = activated(activation, in[kCandidate]);
-    din[kBound] = shut * (h_prev - z.value) * g;
-    din[kGate] = signed_gate((one - in[kBound]) * p) * din[kBound];
+    const Activated<R> z = activated(known_activation(), in[kCandidate]);
+    const R d_bound = shut * (h_prev - z.value) * g;
+    if constexpr (inputs > kBound) {
+      din[kBound] = d_bound;
+      din[kGate] = signed_gate((one - in[kBound]) * p) * d_bound;
+    } else {
+      din[kGate] = signed_gate(p) * d_bound;
+    }
     din[kCandidate] = (one - f) * z.slope * g;
   }
 
  private:
+  SCANRNN_HD Activation known_activation() const { return known_or(kKnownActivation, activation); }
   template <class R>
   SCANRNN_HD R signed_gate(const R& v) const {
-    return gate == Gate::update ? -v : v;
+    return known_or(kKnownGate, gate) == Gate::update ? -v : v;
   }
   template <class R>
   SCANRNN_HD R bounded(const R (&in)[inputs], const R& p, const R& shut) const {
-    if (!has_bound) return p;
-    return fma(in[kBound], shut, p);
+    if constexpr (inputs > kBound) {
+      if (known_or(kKnownBound, has_bound)) return fma(in[kBound], shut, p);
+    }
+    return p;
   }
   template <class R>
   SCANRNN_HD R opening(const R (&in)[inputs]) const {
     return sigmoid(signed_gate(in[kGate]));
   }
+};
+
+struct GilrCell : Gilr<> {
+  /// GILR, minGRU and HGRN as their papers have them.
+  template <Gate kGate, Activation kActivation, bool kHasBound>
+  struct Case : Gilr<static_cast<int>(kGate), static_cast<int>(kActivation), kHasBound> {
+    static bool suits(const GilrCell& cell) {
+      return cell.gate == kGate && cell.activation == kActivation && cell.has_bound == kHasBound;
+    }
+  };
+  using Cases = CellCases<Case<Gate::forget, Activation::tanh, false>,
+                          Case<Gate::update, Activation::identity, false>,
+                          Case<Gate::forget, Activation::silu, true>>;
 };
 
 }  // namespace scanrnn

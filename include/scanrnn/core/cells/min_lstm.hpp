@@ -26,7 +26,9 @@
 
 namespace scanrnn {
 
-struct MinLstmCell : CellBase {
+/// kKnown: the activation, or -1.
+template <int kKnown = -1>
+struct MinLstm : CellBase {
   enum Input { kForget, kInput, kCandidate };
   static constexpr const char* name = "min_lstm";
   static constexpr int inputs = 3;
@@ -48,7 +50,7 @@ struct MinLstmCell : CellBase {
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const Gates<R> gates(in);
-    return {gates.f, gates.i * activate(activation, in[kCandidate])};
+    return {gates.f, gates.i * activate(known_or(kKnown, activation), in[kCandidate])};
   }
   template <class R>
   SCANRNN_HD R output(const R (&)[inputs], const R& h) const {
@@ -66,7 +68,7 @@ struct MinLstmCell : CellBase {
   SCANRNN_HD void pullback(const R (&in)[inputs], const R& h_prev, const R&, const R&, const R& g,
                            R (&din)[inputs]) const {
     const Gates<R> gates(in);
-    const Activated<R> z = activated(activation, in[kCandidate]);
+    const Activated<R> z = activated(known_or(kKnown, activation), in[kCandidate]);
     const R change = (h_prev - z.value) * g;
     din[kForget] = gates.f * gates.shut_f * change;
     din[kInput] = -(gates.i * gates.shut_i) * change;
@@ -103,6 +105,13 @@ struct MinLstmCell : CellBase {
       shut_i = ei * share;
     }
   };
+};
+
+struct MinLstmCell : MinLstm<> {
+  struct Plain : MinLstm<0> {
+    static bool suits(const MinLstmCell& cell) { return cell.activation == Activation::identity; }
+  };
+  using Cases = CellCases<Plain>;
 };
 
 }  // namespace scanrnn

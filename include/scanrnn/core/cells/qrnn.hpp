@@ -23,18 +23,21 @@ namespace scanrnn {
 
 /// Opened, gates and candidate are in the place of the inputs that they come from; but for a
 /// candidate whose activation's slope can't be told from its value.
-template <bool kOpened>
+/// The options, where they are known: else -1.
+template <bool kOpened, int kKnownActivation = -1, int kKnownInput = -1>
 struct Qrnn : CellBase {
   enum Input { kCandidate, kForget, kOutput, kInput };
   static constexpr const char* name = "qrnn";
   static constexpr const char* state = "c";
-  static constexpr int inputs = 4;
-  static constexpr const char* names[inputs] = {"z", "f", "o", "i"};
-  static constexpr unsigned map_inputs = 1u << kCandidate | 1u << kForget | 1u << kInput;
-  static constexpr unsigned backward_inputs = 0b1111;
+  static constexpr int inputs = kKnownInput == 0 ? 3 : 4;
+  static constexpr int left_out = 4 - inputs;
+  static constexpr const char* names[] = {"z", "f", "o", "i"};
+  static constexpr unsigned backward_inputs = (1u << inputs) - 1;
+  static constexpr unsigned map_inputs = backward_inputs & ~(1u << kOutput);
   static constexpr unsigned output_inputs = 1u << kOutput;
-  static constexpr unsigned optional_inputs = 1u << kInput;
-  static constexpr unsigned opened_inputs = 0b1111;
+  static constexpr unsigned gain_inputs = 1u << kForget;
+  static constexpr unsigned optional_inputs = map_inputs & 1u << kInput;
+  static constexpr unsigned opened_inputs = backward_inputs;
   static constexpr bool state_is_output = false;
 
   Activation activation = Activation::tanh;
@@ -50,13 +53,19 @@ struct Qrnn : CellBase {
   SCANRNN_HD void open(R (&in)[inputs]) const {
     in[kForget] = gain(in);
     in[kOutput] = output_gate(in);
-    if (has_input_gate) in[kInput] = sigmoid(in[kInput]);
-    in[kCandidate] = open_activation(activation, in[kCandidate]);
+    if constexpr (inputs > kInput) {
+      if (has_gate()) in[kInput] = sigmoid(in[kInput]);
+    }
+    in[kCandidate] = open_activation(known_activation(), in[kCandidate]);
   }
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, input_gate(in, f) * candidate(in).value};
+    return {f, input(in, f)};
+  }
+  template <class R>
+  SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
+    return input_gate(in, f) * candidate(in).value;
   }
   template <class R>
   SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
@@ -80,17 +89,20 @@ struct Qrnn : CellBase {
     const R o = output_gate(in);
     const Activated<R> z = candidate(in);
     din[kCandidate] = i * z.slope * g;
-    din[kForget] = f * (one - f) * (has_input_gate ? c_prev : c_prev - z.value) * g;
+    din[kForget] = f * (one - f) * (has_gate() ? c_prev : c_prev - z.value) * g;
     din[kOutput] = o * (one - o) * c * dh;
-    din[kInput] = has_input_gate ? i * (one - i) * z.value * g : zero;
+    if constexpr (inputs > kInput) din[kInput] = has_gate() ? i * (one - i) * z.value * g : zero;
   }
 
  private:
+  SCANRNN_HD Activation known_activation() const { return known_or(kKnownActivation, activation); }
+  SCANRNN_HD bool has_gate() const { return known_or(kKnownInput, has_input_gate); }
   template <class R>
   SCANRNN_HD R input_gate(const R (&in)[inputs], const R& f) const {
-    if (!has_input_gate) return Constant<R>::of(1) - f;
-    if constexpr (kOpened) return in[kInput];
-    return sigmoid(in[kInput]);
+    if constexpr (inputs > kInput) {
+      if (has_gate()) return kOpened ? in[kInput] : sigmoid(in[kInput]);
+    }
+    return Constant<R>::of(1) - f;
   }
   template <class R>
   SCANRNN_HD R output_gate(const R (&in)[inputs]) const {
@@ -99,13 +111,22 @@ struct Qrnn : CellBase {
   }
   template <class R>
   SCANRNN_HD Activated<R> candidate(const R (&in)[inputs]) const {
-    if constexpr (kOpened) return opened_activation(activation, in[kCandidate]);
-    return activated(activation, in[kCandidate]);
+    if constexpr (kOpened) return opened_activation(known_activation(), in[kCandidate]);
+    return activated(known_activation(), in[kCandidate]);
   }
 };
 
 struct QrnnCell : Qrnn<false> {
   using Opened = Qrnn<true>;
+  /// As the paper has it, with an input gate and without.
+  template <bool kHasInput>
+  struct Case : Qrnn<false, static_cast<int>(Activation::tanh), kHasInput> {
+    using Opened = Qrnn<true, static_cast<int>(Activation::tanh), kHasInput>;
+    static bool suits(const QrnnCell& cell) {
+      return cell.activation == Activation::tanh && cell.has_input_gate == kHasInput;
+    }
+  };
+  using Cases = CellCases<Case<false>, Case<true>>;
 };
 
 }  // namespace scanrnn

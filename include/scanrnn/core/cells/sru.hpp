@@ -19,8 +19,8 @@
 
 namespace scanrnn {
 
-/// Opened, in[kForget] and in[kReset] are the gates.
-template <bool kOpened>
+/// Opened, in[kForget] and in[kReset] are the gates. kKnown: the activation, or -1.
+template <bool kOpened, int kKnown = -1>
 struct Sru : CellBase {
   // Each (B,T,D); the biases (D), broadcast over batch and time.
   enum Input { kU, kForget, kReset, kSkip, kBiasForget, kBiasReset };
@@ -31,6 +31,8 @@ struct Sru : CellBase {
   static constexpr unsigned map_inputs = 1u << kU | 1u << kForget | 1u << kBiasForget;
   static constexpr unsigned backward_inputs = (1u << inputs) - 1;
   static constexpr unsigned output_inputs = 1u << kReset | 1u << kSkip | 1u << kBiasReset;
+  static constexpr unsigned adjoint_inputs = 1u << kReset | 1u << kBiasReset;
+  static constexpr unsigned gain_inputs = 1u << kForget | 1u << kBiasForget;
   static constexpr unsigned vector_inputs = 1u << kBiasForget | 1u << kBiasReset;
   static constexpr unsigned optional_inputs = vector_inputs | 1u << kSkip;
   static constexpr unsigned opened_inputs = 1u << kForget | 1u << kReset;
@@ -60,7 +62,7 @@ struct Sru : CellBase {
   template <class R>
   SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
     const R r = reset(in);
-    return fma(r, activate<kLast>(activation, c) - in[kSkip], in[kSkip]);
+    return fma(r, activate<kLast>(known_or(kKnown, activation), c) - in[kSkip], in[kSkip]);
   }
   template <class R>
   SCANRNN_HD R gain(const R (&in)[inputs]) const {
@@ -69,7 +71,7 @@ struct Sru : CellBase {
   }
   template <class R>
   SCANRNN_HD R output_adjoint(const R (&in)[inputs], const R& c, const R& dh) const {
-    return dh * reset(in) * activated<kLast>(activation, c).slope;
+    return dh * reset(in) * activated<kLast>(known_or(kKnown, activation), c).slope;
   }
   template <class R>
   SCANRNN_HD void pullback(const R (&in)[inputs], const R& c_prev, const R& c, const R& dh,
@@ -82,7 +84,7 @@ struct Sru : CellBase {
     din[kU] = keep * g;
     din[kSkip] = pass * dh;
     din[kForget] = f * (c_prev - in[kU]) * din[kU];
-    din[kReset] = r * (activate<kLast>(activation, c) - in[kSkip]) * din[kSkip];
+    din[kReset] = r * (activate<kLast>(known_or(kKnown, activation), c) - in[kSkip]) * din[kSkip];
     din[kBiasForget] = din[kForget];
     din[kBiasReset] = din[kReset];
   }
@@ -99,6 +101,11 @@ struct Sru : CellBase {
 
 struct SruCell : Sru<false> {
   using Opened = Sru<true>;
+  struct Plain : Sru<false, 0> {
+    using Opened = Sru<true, 0>;
+    static bool suits(const SruCell& cell) { return cell.activation == Activation::identity; }
+  };
+  using Cases = CellCases<Plain>;
 };
 
 }  // namespace scanrnn
