@@ -1116,15 +1116,15 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
   /// Warps that publish the tile's node, 32 channels each. The others start to ask for what
   /// precedes it at once, those behind.
   constexpr int kWidth = P::band_vectors * W;  // of whole tiles
-  constexpr int kPublishers = kWhole && kWidth > kWarp ? kWidth / kWarp : 1;
+  constexpr int kPublishers = kWhole && kWidth > kWarp && !Cell::step_is_input ? kWidth / kWarp : 1;
   if (g.levels > 0) {
     constexpr Index kWords = Node<A>::words;
     const Index stride = g.groups * width * kWords;
     const auto nodes_of = [&](int ch) {
       return g.nodes + ((t.first_item * g.groups + t.group) * width + ch) * kWords;
     };
-    if (warp < kPublishers) {
-      for (int ch = lane + warp * kWarp; ch < width; ch += kPublishers * kWarp) {
+    const auto publish = [&](int first_channel) {
+      for (int ch = first_channel; ch < width; ch += kPublishers * kWarp) {
         Segment<A> band[P::warps];  // merged in pairs: the others wait for this
 #pragma unroll
         for (int b = 0; b < P::warps; ++b) band[b] = total(b, ch);
@@ -1144,11 +1144,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
         }
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
-    }
-    if (kPublishers > 1 || (warp > 0 && !is_idle)) {
-      constexpr int kSeekers = kPublishers > 1 ? P::warps : P::warps - 1;
-      for (int unit = (warp + kSeekers - kPublishers) % kSeekers;
-           unit < g.levels * kGroups * kPublishers; unit += kSeekers) {
+    };
+    const auto ask = [&](int first_unit, int by) {
+      for (int unit = first_unit; unit < g.levels * kGroups * kPublishers; unit += by) {
         const int part = unit / kPublishers;
         const int level = part / kGroups, first = part % kGroups * kAhead;
         if (digit_of(t.number, level) <= first) continue;
@@ -1160,6 +1158,14 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole>::threads)
           if (ch == 0) shared.part_cut[part] = before.cut;
         }
       }
+    };
+    if constexpr (kPublishers > 1) {
+      if (warp < kPublishers) publish(lane + warp * kWarp);
+      ask((warp + P::warps - kPublishers) % P::warps, P::warps);
+    } else if (warp == 0) {
+      publish(lane);
+    } else if (!is_idle) {
+      ask(warp - 1, P::warps - 1);
     }
     __syncthreads();
   }
