@@ -39,8 +39,9 @@ struct RowPass : Pass<Cell, kBackward> {
                                               Base::slots + Cell::left_out, Base::recomputes);
   /// Whether the kernel of whole tiles takes it for granted that there is an array of outputs.
   static constexpr bool needs_output = !kBackward && !Cell::step_is_input;
-  /// Inputs that aren't staged.
-  static constexpr unsigned direct = kWhole ? Base::lastly : 0;
+  /// Inputs that aren't staged. (Of 8 bytes it wasn't measured.)
+  static constexpr bool is_direct = kWhole && sizeof(T) <= sizeof(float);
+  static constexpr unsigned direct = is_direct ? Base::lastly : 0;
   static constexpr int slots = Base::slots - Base::count(direct);
   /// How a row is cut into vectors.
   static constexpr int vector_bytes = shape.vector_bytes;
