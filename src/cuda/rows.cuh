@@ -40,8 +40,9 @@ struct RowPass : Pass<Cell, kBackward> {
                                               Base::slots + Cell::left_out, Base::recomputes);
   /// Whether the kernel of whole tiles takes it for granted that there is an array of outputs.
   static constexpr bool needs_output = !kBackward && !Cell::step_is_input;
-  /// Inputs that aren't staged.
-  static constexpr unsigned direct = kWhole ? Base::lastly : 0;
+  /// Inputs that aren't staged. (Of 8 bytes it wasn't measured.)
+  static constexpr bool is_direct = kWhole && sizeof(T) <= sizeof(float);
+  static constexpr unsigned direct = is_direct ? Base::lastly : 0;
   static constexpr int slots = Base::slots - Base::count(direct);
   /// How a row is cut into vectors.
   static constexpr int vector_bytes = shape.vector_bytes;
@@ -1144,15 +1145,15 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
   /// Warps that publish the tile's node, 32 channels each. The others start to ask for what
   /// precedes it at once, those behind.
   constexpr int kWidth = P::band_vectors * W;  // of whole tiles
-  constexpr int kPublishers = kWhole && kWidth > kWarp ? kWidth / kWarp : 1;
+  constexpr int kPublishers = kWhole && kWidth > kWarp && !Cell::step_is_input ? kWidth / kWarp : 1;
   if (g.levels > 0) {
     constexpr Index kWords = Node<A>::words;
     const Index stride = g.groups * width * kWords;
     const auto nodes_of = [&](int ch) {
       return g.nodes + ((t.first_item * g.groups + t.group) * width + ch) * kWords;
     };
-    if (warp < kPublishers) {
-      for (int ch = lane + warp * kWarp; ch < width; ch += kPublishers * kWarp) {
+    const auto publish = [&](int first_channel) {
+      for (int ch = first_channel; ch < width; ch += kPublishers * kWarp) {
         Segment<A> band[P::warps];  // merged in pairs: the others wait for this
         typename P::template Loss<T> lost[P::warps];
 #pragma unroll
@@ -1178,11 +1179,9 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
         }
         Node<A>::publish(g.nodes + ((t.item * g.groups + t.group) * width + ch) * kWords, own);
       }
-    }
-    if (kPublishers > 1 || (warp > 0 && !is_idle)) {
-      constexpr int kSeekers = kPublishers > 1 ? P::warps : P::warps - 1;
-      for (int unit = (warp + kSeekers - kPublishers) % kSeekers;
-           unit < g.levels * kGroups * kPublishers; unit += kSeekers) {
+    };
+    const auto ask = [&](int first_unit, int by) {
+      for (int unit = first_unit; unit < g.levels * kGroups * kPublishers; unit += by) {
         const int part = unit / kPublishers;
         const int level = part / kGroups, first = part % kGroups * kAhead;
         if (digit_of(t.number, level) <= first) continue;
@@ -1194,6 +1193,14 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
           if (ch == 0) shared.part_cut[part] = before.cut;
         }
       }
+    };
+    if constexpr (kPublishers > 1) {
+      if (warp < kPublishers) publish(lane + warp * kWarp);
+      ask((warp + P::warps - kPublishers) % P::warps, P::warps);
+    } else if (warp == 0) {
+      publish(lane);
+    } else if (!is_idle) {
+      ask(warp - 1, P::warps - 1);
     }
     __syncthreads();
   }
