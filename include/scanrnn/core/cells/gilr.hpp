@@ -53,7 +53,7 @@ struct GilrCell : CellBase {
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const R f = gain(in);
-    return {f, (Constant<R>::of(1) - f) * activate(activation, in[kCandidate])};
+    return {f, forgotten(in, f) * activate(activation, in[kCandidate])};
   }
   template <class R>
   SCANRNN_HD R output(const R (&)[inputs], const R& h) const {
@@ -73,15 +73,24 @@ struct GilrCell : CellBase {
                            R (&din)[inputs]) const {
     const R one = Constant<R>::of(1);
     const R p = opening(in);
-    const R shut = one - p;
-    const R f = bounded(in, p, shut);
+    const R shut = complement(p, signed_gate(in[kGate]));
+    const R f = bounded(in, p, one - p);
     const Activated<R> z = activated(activation, in[kCandidate]);
     din[kBound] = shut * (h_prev - z.value) * g;
     din[kGate] = signed_gate((one - in[kBound]) * p) * din[kBound];
-    din[kCandidate] = (one - f) * z.slope * g;
+    din[kCandidate] = forgotten(in, f) * z.slope * g;
   }
 
  private:
+  template <class R>
+  SCANRNN_HD R forgotten(const R (&in)[inputs], [[maybe_unused]] const R& f) const {  // 1 - f
+#if defined(__CUDA_ARCH__)
+    return complement(f, in[kGate]);  // the difference, for which f does
+#else
+    const R shut = complement(opening(in), signed_gate(in[kGate]));
+    return has_bound ? fma(-in[kBound], shut, shut) : shut;
+#endif
+  }
   template <class R>
   SCANRNN_HD R signed_gate(const R& v) const {
     return gate == Gate::update ? -v : v;

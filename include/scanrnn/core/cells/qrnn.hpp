@@ -80,15 +80,20 @@ struct Qrnn : CellBase {
     const R o = output_gate(in);
     const Activated<R> z = candidate(in);
     din[kCandidate] = i * z.slope * g;
-    din[kForget] = f * (one - f) * (has_input_gate ? c_prev : c_prev - z.value) * g;
+    din[kForget] = f * forgotten(in, f) * (has_input_gate ? c_prev : c_prev - z.value) * g;
     din[kOutput] = o * (one - o) * c * dh;
     din[kInput] = has_input_gate ? i * (one - i) * z.value * g : zero;
   }
 
  private:
   template <class R>
+  SCANRNN_HD R forgotten(const R (&in)[inputs], const R& f) const {  // 1 - f
+    if constexpr (kOpened) return Constant<R>::of(1) - f;
+    return complement(f, in[kForget]);
+  }
+  template <class R>
   SCANRNN_HD R input_gate(const R (&in)[inputs], const R& f) const {
-    if (!has_input_gate) return Constant<R>::of(1) - f;
+    if (!has_input_gate) return forgotten(in, f);
     if constexpr (kOpened) return in[kInput];
     return sigmoid(in[kInput]);
   }
