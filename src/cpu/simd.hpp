@@ -294,6 +294,15 @@ SCANRNN_HD Vec<S> sigmoid(const Vec<S>& v) {
 }
 
 template <class S>
+SCANRNN_HD Vec<S> complement(const Vec<S>& s, const Vec<S>& v) {
+  const Vec<S> one = splat<S>(1);
+  const SplitExp<S> split = split_exp(-absolute(v));
+  const Vec<S> e = (one + split.p) * split.scale;
+  const typename Vec<S>::Raw zero = {};
+  return {v.v < zero ? (one - s).v : (e * s).v};
+}
+
+template <class S>
 SCANRNN_HD Vec<S> tanh(const Vec<S>& v) {
   const Vec<S> magnitude = absolute(v);
   const SplitExp<S> split = split_exp(splat<S>(-2) * magnitude);

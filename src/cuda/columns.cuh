@@ -309,6 +309,7 @@ struct ColumnLeaf {
   __device__ __forceinline__ bool is_first_leaf() const { return place == 0; }
   __device__ __forceinline__ bool is_last_leaf() const { return (place + 1) * kLeaf == rows; }
   __device__ __forceinline__ ColumnMode mode() const {
+    if constexpr (!P::template has_plain<T>) return ColumnMode::general;
     if (!kWhole && ((valid != kAllLanes >> (32 - kLeaf) && !(is_filled && valid != 0)) ||
                     resets != 0 || entry_cut || g.has_wide)) {
       return ColumnMode::general;

@@ -56,6 +56,10 @@ struct Pass {
   template <class T>
   static constexpr bool keeps_steps =
       !backward && !Cell::step_is_input && sizeof(T) == sizeof(Acc<T>) && count(free) >= 2;
+  /// Whether kernels have a way without tests, too. Of cells float64 hasn't: it is for checking
+  /// others, and would be the largest part of a library for all architectures.
+  template <class T>
+  static constexpr bool has_plain = Cell::step_is_input || sizeof(T) <= sizeof(float);
   /// Gates of cells vary: only the scan's gains are carried to more digits.
   template <class T>
   using Loss = std::conditional_t<Cell::step_is_input, typename GainProduct<T>::Loss, NoLoss>;

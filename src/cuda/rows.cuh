@@ -273,6 +273,7 @@ struct RowLeaf {
   __device__ __forceinline__ int row(int i) const { return from + i * down; }
   __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
   __device__ __forceinline__ RowMode mode() const {
+    if constexpr (!P::template has_plain<T>) return RowMode::general;
     if (g.across_log2 != P::band_log2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
         resets != 0 || channels == 0 || g.has_wide) {
       return RowMode::general;

@@ -257,6 +257,32 @@ def test_n06_root_near_one():
     assert all(np.isfinite(g).all() for g in grads if g is not None)
 
 
+@pytest.mark.parametrize("lay_out", [np.ascontiguousarray, time_contiguous])
+@pytest.mark.parametrize("name", ["gilr", "min_gru", "qrnn", "sru"])
+def test_weights_of_inputs_near_zero(rng, name, lay_out):
+    """sigmoid(f) is 1 in float32, and 1 - sigmoid(f) all the same what it should be: states add up
+    inputs, and gradients see them."""
+    f, z = rng.uniform(18, 80, (2, 100, 20)), rng.uniform(0.5, 1, (2, 100, 20))
+    f, z = lay_out(f.astype(np.float32)), lay_out(z.astype(np.float32))
+    inf = np.full_like(f, np.inf)
+    function, arrays, options = {
+        "gilr": (cells.gilr, (f, z), {"activation": "identity"}),
+        "min_gru": (cells.min_gru, (-f, z), {"activation": "identity"}),
+        "qrnn": (cells.qrnn, (z, f, inf), {"activation": "identity"}),
+        "sru": (cells.sru, (z, f, inf), {}),
+    }[name]
+    weight = 1 / (1 + np.exp(f.astype(np.float64)))
+    h = function(*arrays, **options)
+    np.testing.assert_allclose(h, np.cumsum(weight * z, 1), rtol=2e-5)
+    if name == "gilr":
+        dh = np.zeros_like(h)
+        dh[:, -1] = 1
+        grads = cells.gilr_vjp(f, z, None, h, dh, **options)
+        np.testing.assert_allclose(grads.z, weight, rtol=2e-6)
+        before = np.pad(h, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        np.testing.assert_allclose(grads.f, weight * (before - z), rtol=2e-6)
+
+
 def test_n06_usual_initialisation(rng):
     """A thousand steps at a in [0.987, 0.9999]."""
     shape = (2, 1000, 8)

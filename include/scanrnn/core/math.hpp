@@ -127,6 +127,15 @@ SCANRNN_HD double sigmoid(double v) {
   return (v < 0 ? e : 1.0) / (1.0 + e);
 }
 
+/// 1 - s, where s is sigmoid(v): sigmoid(-v), for which the exponential of s serves. In CUDA's
+/// kernels it is the difference, right to half a unit of 1's last place.
+#if !defined(__CUDA_ARCH__)
+SCANRNN_HD float complement(float s, float v) { return v < 0 ? 1.0f - s : ::expf(-::fabsf(v)) * s; }
+SCANRNN_HD double complement(double s, double v) { return v < 0 ? 1.0 - s : ::exp(-::fabs(v)) * s; }
+#endif
+template <class R>
+SCANRNN_HD R complement(const R& s, const R& v);
+
 /// sigmoid(v + bias).
 template <class R>
 SCANRNN_HD R sigmoid(const R& v, const R& bias) {
@@ -260,6 +269,11 @@ struct Constant<Complex<T>> {
     return {Constant<T>::of(value), Constant<T>::of(0)};
   }
 };
+
+template <class R>
+SCANRNN_HD R complement(const R& s, const R&) {
+  return Constant<R>::of(1) - s;
+}
 
 template <class R>
 SCANRNN_HD R reciprocal(const R& v) {

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from . import owner_of
 from ._types import ACCUMULATION, COMPUTE, ITEMSIZES, NAMES, Descriptor, Library
+from .options import check_sequence_options, time_axis
 from .values import check_lengths, check_offsets
 
 PaddingSide: TypeAlias = Literal["left", "right"]
@@ -102,28 +102,15 @@ class Layout:
         self.code = self.main[1]
         expect_dtype(fn, name, main, self.code, COMPUTE)
         self.shape = shape = tuple(main.shape)
-        ndim = len(shape)
-        if ndim == 0:
-            raise ValueError(f"{fn}: {name} has shape (), expected at least a time axis")
-        axis = operator.index(axis)
-        if ndim == 1 and axis == -2:
-            axis = 0
-        if not -ndim <= axis < ndim:
-            raise ValueError(
-                f"{fn}: axis is {axis}, expected {-ndim}..{ndim - 1} for {name} of shape {shape}"
-            )
-        time = axis % ndim
-        rest = [i for i in range(ndim) if i != time]
+        time = time_axis(fn, name, shape, axis)
+        rest = [i for i in range(len(shape)) if i != time]
         #: The axes in the core's order: batch axes, time, and the channel if there is one.
         self.order = (*rest[:-1], time, *rest[-1:])
         self.batch = tuple(shape[i] for i in rest[:-1])
         self.time = shape[time]
         self.channels = tuple(shape[i] for i in rest[-1:])
 
-        if padding_side not in ("left", "right"):
-            raise ValueError(f"{fn}: padding_side is {padding_side!r}, expected 'left' or 'right'")
-        if cu_seqlens is not None and lengths is not None:
-            raise ValueError(f"{fn}: cu_seqlens and lengths were both given, expected at most one")
+        check_sequence_options(fn, cu_seqlens, lengths, padding_side)
         # The library's arrays must outlive the call: descriptors don't own memory.
         self._keep: list[Any] = []
         self.cu_seqlens = self._offsets(cu_seqlens, main)

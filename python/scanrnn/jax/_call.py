@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .._array.options import check_sequence_options, time_axis
 from .._array.values import check_lengths, check_offsets
 from ._cell import (
     ACCUMULATION,
@@ -275,21 +275,8 @@ def check_call(
             is wrong. Values that are traced are checked by the core.
         TypeError: a dtype is wrong.
     """
-    ndim = len(shape)
-    if ndim == 0:
-        raise ValueError(f"{fn}: {name} has shape (), expected at least a time axis")
-    axis = operator.index(axis)
-    if ndim == 1 and axis == -2:
-        axis = 0
-    if not -ndim <= axis < ndim:
-        raise ValueError(
-            f"{fn}: axis is {axis}, expected {-ndim}..{ndim - 1} for {name} of shape {shape}"
-        )
-    axis %= ndim
-    if padding_side not in ("left", "right"):
-        raise ValueError(f"{fn}: padding_side is {padding_side!r}, expected 'left' or 'right'")
-    if cu_seqlens is not None and lengths is not None:
-        raise ValueError(f"{fn}: cu_seqlens and lengths were both given, expected at most one")
+    ndim, axis = len(shape), time_axis(fn, name, shape, axis)
+    check_sequence_options(fn, cu_seqlens, lengths, padding_side)
 
     batch = tuple(shape[i] for i in _batch_axes(ndim, axis))
     channels = tuple(shape[i] for i in range(ndim) if i != axis)[len(batch) :]

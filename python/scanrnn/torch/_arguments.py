@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from scanrnn._array.options import check_sequence_options, time_axis
 from scanrnn._array.values import check_lengths, check_offsets
 from scanrnn.cells import Activation
 
@@ -91,14 +92,9 @@ class Layout:
     """Where batch, time and channels are in x, and the way to the operators' (*batch, T, D)."""
 
     def __init__(self, fn: str, name: str, x: Tensor, axis: int) -> None:
-        n = x.ndim
-        if n == 0:
-            raise ValueError(f"{fn}: {name} has shape (), expected at least one axis")
-        if not (-n <= axis < n) and (n, axis) != (1, -2):
-            raise ValueError(f"{fn}: axis is {axis}, expected {-n} to {n - 1}")
         self.fn = fn
         self.x = x
-        self.axis = axis % n
+        self.axis = time_axis(fn, name, x.shape, axis)
         self.packed = False
 
     def canonical(self, t: Tensor) -> Tensor:
@@ -121,14 +117,7 @@ class Layout:
         self, reverse: bool, cu_seqlens: Any, lengths: Any, reset: Any, padding_side: str
     ) -> Sequences:
         """The operators' arguments for what the caller said about sequences."""
-        if padding_side not in ("right", "left"):
-            raise ValueError(
-                f"{self.fn}: padding_side is {padding_side!r}, expected 'right' or 'left'"
-            )
-        if cu_seqlens is not None and lengths is not None:
-            raise ValueError(
-                f"{self.fn}: cu_seqlens and lengths were both given, expected at most one"
-            )
+        check_sequence_options(self.fn, cu_seqlens, lengths, padding_side)
         if cu_seqlens is lengths is reset is None:
             return None, None, None, bool(reverse), padding_side == "left"
         shape = [n for i, n in enumerate(self.x.shape) if i != self.axis][:-1]

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
 from scanrnn._array.layout import PaddingSide
+from scanrnn._array.options import check_padding_side
 
 from . import _cells
 from ._arguments import (
@@ -402,8 +403,7 @@ class Recurrent(nn.Module, Generic[StateT]):
                 f"{fn}: input has dtype {name_of(input.dtype)}, expected {name_of(dtype)} "
                 "(the dtype of the weights)"
             )
-        if padding_side not in ("right", "left"):
-            raise ValueError(f"{fn}: padding_side is {padding_side!r}, expected 'right' or 'left'")
+        check_padding_side(fn, padding_side)
 
         single = input.ndim == 2
         time_axis, batch_axis = (1, 0) if self.batch_first else (0, 1)

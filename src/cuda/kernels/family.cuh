@@ -49,8 +49,10 @@ PassKernels pass_kernels() {
             [](int log2, int leaf, int, int levels) {
               return Rows::shared_bytes(1 << log2, leaf, levels);
             }};
-  k.whole = whole_kernel<Cell, T, kBackward>(k.rows);
-  if constexpr (sizeof(T) <= sizeof(float)) {
+  constexpr bool kHasWhole = Columns::template has_plain<T>;
+  if constexpr (kHasWhole) k.whole = whole_kernel<Cell, T, kBackward>(k.rows);
+  // Not for float16: a library for all architectures would be too large.
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, BFloat16>) {
     add_cases<GivenCell, T, kBackward>(k, typename CasesOf<GivenCell>::Type{});
   }
   if constexpr (has_clusters<Cell, T, kBackward>) {
@@ -78,9 +80,12 @@ PassKernels pass_kernels() {
                Columns::warps,
                kVectorBytes,
                [](int, int, int warps, int) { return warps * Columns::warp_bytes; }};
-  k.whole_columns = k.columns;
-  k.whole_columns.function = reinterpret_cast<const void*>(&run_whole_columns<Cell, T, kBackward>);
-  k.whole_columns.blocks = Columns::blocks;
+  if constexpr (kHasWhole) {
+    k.whole_columns = k.columns;
+    k.whole_columns.function =
+        reinterpret_cast<const void*>(&run_whole_columns<Cell, T, kBackward>);
+    k.whole_columns.blocks = Columns::blocks;
+  }
   k.serial = {reinterpret_cast<const void*>(&run_serial<Cell, T, kBackward>),
               "serial",
               0,

@@ -59,7 +59,7 @@ struct Gilr : CellBase {
   }
   template <class R>
   SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
-    return (Constant<R>::of(1) - f) * activate(known_activation(), in[kCandidate]);
+    return forgotten(in, f) * activate(known_activation(), in[kCandidate]);
   }
   template <class R>
   SCANRNN_HD R output(const R (&)[inputs], const R& h) const {
@@ -79,8 +79,8 @@ struct Gilr : CellBase {
                            R (&din)[inputs]) const {
     const R one = Constant<R>::of(1);
     const R p = opening(in);
-    const R shut = one - p;
-    const R f = bounded(in, p, shut);
+    const R shut = complement(p, signed_gate(in[kGate]));
+    const R f = bounded(in, p, one - p);
     const Activated<R> z = activated(known_activation(), in[kCandidate]);
     const R d_bound = shut * (h_prev - z.value) * g;
     if constexpr (inputs > kBound) {
@@ -89,11 +89,23 @@ struct Gilr : CellBase {
     } else {
       din[kGate] = signed_gate(p) * d_bound;
     }
-    din[kCandidate] = (one - f) * z.slope * g;
+    din[kCandidate] = forgotten(in, f) * z.slope * g;
   }
 
  private:
   SCANRNN_HD Activation known_activation() const { return known_or(kKnownActivation, activation); }
+  template <class R>
+  SCANRNN_HD R forgotten(const R (&in)[inputs], [[maybe_unused]] const R& f) const {  // 1 - f
+#if defined(__CUDA_ARCH__)
+    return complement(f, in[kGate]);  // the difference, for which f does
+#else
+    const R shut = complement(opening(in), signed_gate(in[kGate]));
+    if constexpr (inputs > kBound) {
+      if (known_or(kKnownBound, has_bound)) return fma(-in[kBound], shut, shut);
+    }
+    return shut;
+#endif
+  }
   template <class R>
   SCANRNN_HD R signed_gate(const R& v) const {
     return known_or(kKnownGate, gate) == Gate::update ? -v : v;

@@ -89,7 +89,7 @@ struct Qrnn : CellBase {
     const R o = output_gate(in);
     const Activated<R> z = candidate(in);
     din[kCandidate] = i * z.slope * g;
-    din[kForget] = f * (one - f) * (has_gate() ? c_prev : c_prev - z.value) * g;
+    din[kForget] = f * forgotten(in, f) * (has_gate() ? c_prev : c_prev - z.value) * g;
     din[kOutput] = o * (one - o) * c * dh;
     if constexpr (inputs > kInput) din[kInput] = has_gate() ? i * (one - i) * z.value * g : zero;
   }
@@ -98,11 +98,16 @@ struct Qrnn : CellBase {
   SCANRNN_HD Activation known_activation() const { return known_or(kKnownActivation, activation); }
   SCANRNN_HD bool has_gate() const { return known_or(kKnownInput, has_input_gate); }
   template <class R>
+  SCANRNN_HD R forgotten(const R (&in)[inputs], const R& f) const {  // 1 - f
+    if constexpr (kOpened) return Constant<R>::of(1) - f;
+    return complement(f, in[kForget]);
+  }
+  template <class R>
   SCANRNN_HD R input_gate(const R (&in)[inputs], const R& f) const {
     if constexpr (inputs > kInput) {
       if (has_gate()) return kOpened ? in[kInput] : sigmoid(in[kInput]);
     }
-    return Constant<R>::of(1) - f;
+    return forgotten(in, f);
   }
   template <class R>
   SCANRNN_HD R output_gate(const R (&in)[inputs]) const {

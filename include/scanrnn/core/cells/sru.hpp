@@ -57,7 +57,7 @@ struct Sru : CellBase {
   }
   template <class R>
   SCANRNN_HD R input(const R (&in)[inputs], const R& f) const {
-    return (Constant<R>::of(1) - f) * in[kU];
+    return forgotten(in, f) * in[kU];
   }
   template <class R>
   SCANRNN_HD R output(const R (&in)[inputs], const R& c) const {
@@ -79,9 +79,8 @@ struct Sru : CellBase {
     const R one = Constant<R>::of(1);
     const R f = gain(in);
     const R r = reset(in);
-    const R keep = one - f;
     const R pass = one - r;
-    din[kU] = keep * g;
+    din[kU] = (one - f) * g;  // with `forgotten` backward took 7% longer on the CPU
     din[kSkip] = pass * dh;
     din[kForget] = f * (c_prev - in[kU]) * din[kU];
     din[kReset] = r * (activate<kLast>(known_or(kKnown, activation), c) - in[kSkip]) * din[kSkip];
@@ -92,6 +91,11 @@ struct Sru : CellBase {
  private:
   static constexpr Activation kLast = Activation::relu;
 
+  template <class R>
+  SCANRNN_HD R forgotten(const R (&in)[inputs], const R& f) const {  // 1 - f
+    if constexpr (kOpened) return Constant<R>::of(1) - f;
+    return complement(f, in[kForget] + in[kBiasForget]);
+  }
   template <class R>
   SCANRNN_HD R reset(const R (&in)[inputs]) const {
     if constexpr (kOpened) return in[kReset];
