@@ -37,7 +37,13 @@ inline constexpr int kSerialThreads = 32;
 /// but with others, and one is 10 ms. Passes of 32 channels together, one by one and with the
 /// others of a warp in which one has more than half of its segments before it: at bias 5 5.7
 /// and 2.0, T = 65536 7.3 and 3.0. On an H200 at 16, 4096, 512 the LSTM with these biases took 2.25
-/// and 2.39 ms, after 2 passes 1.97 and 2.18, with a warp's others 1.34 and 1.34; serially 0.67.)
+/// and 2.39 ms, after 2 passes 1.97 and 2.18, with a warp's others 1.34 and 1.34; serially 0.67.
+/// After one pass nothing tells them apart: with weights and inputs uniform in [-1, 1], 400
+/// channels each in 32 segments, 25 to 69% of the starts of those that take more than 8 move h by
+/// more than 0.3 (bias 5: 34 to 75%), but more than 19% (25%) also in a quarter of the others, and
+/// more than 31% in half of the channels of default weights and bias 5, all of which converge. Nor
+/// do tangents: medians of 0.00 to 0.02 (bias 5: 0.2 to 1.2) against 0.2 to 0.6 with default
+/// weights.)
 inline constexpr int kSegmentsOfPass = 4;
 SCANRNN_HD constexpr int patience(Index segments, int max_passes) {
   return segments <= kSegmentsOfPass * max_passes ? kPatience - 1 : kPatience;
