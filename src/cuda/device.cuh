@@ -305,6 +305,15 @@ __device__ __forceinline__ Affine<R> shuffle(const Affine<R>& m, int lane) {
   return {shuffle(m.a, lane), shuffle(m.x, lane)};
 }
 
+/// Whether this code has a cell's kernels for whole tiles; that of the host doesn't matter.
+template <class Cell>
+inline constexpr bool kHasWholeTiles =
+#if defined(__CUDA_ARCH__)
+    Cell::step_is_input || has_fast_memory(__CUDA_ARCH__ / 10);
+#else
+    true;
+#endif
+
 /// What a map's gain lacks of the exact product, carried along from the steps to a tile, whose gain
 /// is then right to half a unit in the last place. With gates that are constant the roundings are
 /// the same in every tile, and would add up over as many as a state remembers. In float32 it is

@@ -390,7 +390,8 @@ void set_workspace(const Problem& p, const Cut& cut, Plan& plan) {
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
 }
 
-Plan make_plan(const Problem& p, int device) {
+/// A plan takes as much of the workspace on every device.
+Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
   Plan plan;
   const PassKernels& kernels = kernels_of(p);
   // Read for every call: a benchmark compares the ways within one process.
@@ -403,7 +404,8 @@ Plan make_plan(const Problem& p, int device) {
   const Kernel& tiled = plan.way == Way::rows ? kernels.rows : kernels.columns;
   Cut cut = (plan.way == Way::rows ? cut_rows : cut_columns)(p, tiled, most_shared, g);
   const unsigned traits = size_traits(p, tiled, plan.way, cut, forced, device, g) |
-                          array_traits(p, tiled, plan.way, cut, g);
+                          array_traits(p, tiled, plan.way, cut, g) |
+                          when(!is_memory_fast, kSlowMemory);
   plan.variant = choose(kVariants, kernels, plan.way, traits);
   if (is_of_clusters(*plan.variant)) {
     plan.clusters = plan.variant;
@@ -506,6 +508,22 @@ bool holds_clusters(const Problem& p, const Variant& variant, int device) {
   return count > 0;
 }
 
+// Whether the code that the current device loads is for an architecture with fast memory.
+bool loads_fast_memory(const Problem& p, int device) {
+  Prepared& prepared = prepared_of(p);
+  if ((prepared.fast_memory.load(std::memory_order_relaxed) & bit_of(device)) != 0) return true;
+  if ((prepared.slow_memory.load(std::memory_order_relaxed) & bit_of(device)) != 0) return false;
+  cudaFuncAttributes has;
+  if (cudaFuncGetAttributes(&has, kernels_of(p).rows.function) != cudaSuccess) {
+    cudaGetLastError();  // the launch will say it, and why
+    return false;
+  }
+  const bool is_fast = has_fast_memory(has.ptxVersion);
+  (is_fast ? prepared.fast_memory : prepared.slow_memory)
+      .fetch_or(bit_of(device), std::memory_order_relaxed);
+  return is_fast;
+}
+
 // Makes a plan of whole tiles one of clusters, which need no nodes for their own tiles and are as
 // many as run at a time.
 void use_clusters(const Problem& p, Plan& plan, int device) {
@@ -554,13 +572,13 @@ const char* unavailable_reason() {
 const char* architectures() { return SCANRNN_CUDA_ARCHITECTURES; }
 
 std::size_t workspace_bytes(const Problem& problem, const Target& target) {
-  return make_plan(problem, target.index).bytes;
+  return make_plan(problem, target.index, true).bytes;
 }
 
 void execute(const Problem& problem, Workspace workspace, const Target& target) {
   const char* call = problem.call;
   const CurrentDevice current(call, target.index);
-  Plan plan = make_plan(problem, target.index);
+  Plan plan = make_plan(problem, target.index, loads_fast_memory(problem, target.index));
   if (plan.clusters != nullptr && holds_clusters(problem, *plan.clusters, target.index)) {
     use_clusters(problem, plan, target.index);
   }

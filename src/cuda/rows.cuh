@@ -923,6 +923,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
                                   (RowPass<Cell, kBackward, T, kWhole, kNarrow>::blocks()))
     run_rows(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
   static_assert(kWhole || !kNarrow);
+  if constexpr (kWhole && !kHasWholeTiles<Cell>) return;
   using P = RowPass<Cell, kBackward, T, kWhole, kNarrow>;
   const Args& g = known<P, kWhole>(args);
   using A = Acc<T>;

@@ -495,6 +495,14 @@ constexpr bool are_clusters_best(int major, long long tiles, long long all_tiles
          tiles <= 1ll << kRadixLog2 * (kMostClusterLevels + 1);
 }
 
+/// Whether code for an architecture has cells' kernels for whole tiles (__CUDA_ARCH__ / 10). They
+/// save instructions, which count where memory has many bytes a cycle and multiprocessor: A100 13,
+/// H200 21, B200 28. GPUs with GDDR have 2 to 7, and a library for all architectures would be too
+/// large. The scan has them everywhere.
+constexpr SCANRNN_HD bool has_fast_memory(int architecture) {
+  return architecture == 80 || architecture == 90 || (architecture >= 100 && architecture < 110);
+}
+
 static_assert(kThreads == 128 || kThreads == 256 || kThreads == 512);
 static_assert(kLeafSteps <= 32 && kLeafSteps % 8 == 0);
 

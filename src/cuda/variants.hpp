@@ -34,6 +34,7 @@ enum Trait : unsigned {
   kStepSums = 1u << 19,       ///< and that of an input which isn't a vector
   kColumns = 1u << 20,        ///< columns: every channel is read and written in vectors
   kNoOutput = 1u << 22,       ///< forward: only final states are wanted
+  kSlowMemory = 1u << 23,     ///< what the device loads lacks cells' kernels for whole tiles
   kHalfWidth = 1u << 21,      ///< rows: a tile is one band of whole leaves, half a line wide
 };
 
@@ -81,7 +82,8 @@ inline const Variant* choose(const Variant* from, const PassKernels& kernels, Wa
     const Kernel& kernel = kernels.*v.kernel;
     return (v.way == way || v.way == Way::threads) && (traits & v.needs) == v.needs &&
            (traits & v.excludes) == 0 && kernel.function != nullptr &&
-           !(kernel.needs_output && (traits & kNoOutput) != 0);
+           !(kernel.needs_output && (traits & kNoOutput) != 0) &&
+           !(kernel.needs_fast_memory && (traits & kSlowMemory) != 0);
   };
   while (!runs(*from)) ++from;
   return from;

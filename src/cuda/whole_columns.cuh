@@ -59,6 +59,7 @@ template <class Cell, class T, bool kBackward>
 __global__ void __launch_bounds__((ColumnPass<Cell, kBackward, T>::warps * kWarp),
                                   (ColumnPass<Cell, kBackward, T>::blocks))
     run_whole_columns(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
+  if constexpr (!kHasWholeTiles<Cell>) return;
   using P = ColumnPass<Cell, kBackward, T>;
   using A = Acc<T>;
   using Leaf = ColumnLeaf<P, T, true>;

@@ -2,6 +2,8 @@
 // A cell's kernels for one dtype, as the executor's table wants them.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/clusters.cuh"
 #include "cuda/columns.cuh"
 #include "cuda/kernels/table.hpp"
@@ -16,6 +18,7 @@ template <class Cell, class T, bool kBackward>
 Kernel whole_kernel(const Kernel& rows) {
   Kernel k = rows;
   k.function = reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true>);
+  k.needs_fast_memory = !Cell::step_is_input;
   k.needs_output = RowPass<Cell, kBackward, T, true>::needs_output;
   k.shared_bytes = [](int log2, int leaf, int, int levels) {
     return RowPass<Cell, kBackward, T, true>::shared_bytes(1 << log2, leaf, levels);
@@ -85,6 +88,7 @@ PassKernels pass_kernels() {
     k.whole_columns.function =
         reinterpret_cast<const void*>(&run_whole_columns<Cell, T, kBackward>);
     k.whole_columns.blocks = Columns::blocks;
+    k.whole_columns.needs_fast_memory = !Cell::step_is_input;
   }
   k.serial = {reinterpret_cast<const void*>(&run_serial<Cell, T, kBackward>),
               "serial",

@@ -20,9 +20,10 @@ struct Kernel {
   int vector_bytes = 0;  ///< that a thread moves at once
   /// Bytes of shared memory that the launch has to ask for.
   int (*shared_bytes)(int across_log2, int leaf, int warps, int levels) = nullptr;
-  int blocks = 0;             ///< that stay: how many a multiprocessor holds
-  int carveout = 100;         ///< percent of the L1 cache for shared memory, at most
-  bool needs_output = false;  ///< forward: final states alone aren't enough
+  int blocks = 0;                  ///< that stay: how many a multiprocessor holds
+  int carveout = 100;              ///< percent of the L1 cache for shared memory, at most
+  bool needs_fast_memory = false;  ///< see has_fast_memory in tuning.hpp
+  bool needs_output = false;       ///< forward: final states alone aren't enough
   bool (*suits)(const void* cell) = nullptr;  ///< of a case: whether a call is one
 };
 
@@ -51,6 +52,8 @@ struct Prepared {
   std::atomic<std::uint64_t> variant[kMostVariants]{};  ///< by their order in variants.hpp
   std::atomic<std::uint64_t> cases[kMostCases]{};
   std::atomic<std::uint64_t> no_clusters{0};  ///< devices that were asked and can't hold any
+  /// Devices whose code is for an architecture with fast memory, and those where it isn't.
+  std::atomic<std::uint64_t> fast_memory{0}, slow_memory{0};
 };
 
 /// A cell's kernels for one dtype, and on which devices they are prepared.
