@@ -272,13 +272,16 @@ struct RowLeaf {
   /// Those of steps -1 and g.leaf are the neighbouring leaves' nearest.
   __device__ __forceinline__ int row(int i) const { return from + i * down; }
   __device__ __forceinline__ bool is_inside(int r) const { return r >= 0 && r < rows; }
+  /// Cells would be much larger for the few calls that could use it.
+  static constexpr bool kHasStaged = Cell::step_is_input;
   __device__ __forceinline__ RowMode mode() const {
     if constexpr (!P::template has_plain<T>) return RowMode::general;
     if (g.across_log2 != P::band_log2 || g.leaf != kLeaf || valid != (1u << kLeaf) - 1 ||
         resets != 0 || channels == 0 || g.has_wide) {
       return RowMode::general;
     }
-    return g.is_direct ? RowMode::plain_direct : RowMode::plain_staged;
+    if (g.is_direct) return RowMode::plain_direct;
+    return kHasStaged ? RowMode::plain_staged : RowMode::general;
   }
 
   __device__ __forceinline__ char* place_of(int slot, int r) const {
@@ -1297,7 +1300,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
   R leave = Constant<R>::of(0);
   if (mode == RowMode::plain_direct) {
     leaf.template finish<RowMode::plain_direct>(state, leave);
-  } else if (mode == RowMode::plain_staged) {
+  } else if (decltype(leaf)::kHasStaged && mode == RowMode::plain_staged) {
     leaf.template finish<RowMode::plain_staged>(state, leave);
   } else {
     leaf.template finish<RowMode::general>(state, leave);
