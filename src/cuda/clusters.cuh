@@ -171,8 +171,10 @@ struct ClusterShared {
   /// Where they don't, some may still need their bands when others have the next ones.
   static constexpr bool meets = P::backward || P::width > 4;
   alignas(kVectorBytes) Affine<A> band[meets ? 1 : 2][kWarps][width];
-  /// Of bands' gains. Read before the cluster's next ticket is asked for: one place is enough.
+  /// Of bands' gains. There is room for one place only: where warps don't meet, they await that
+  /// the first one has read it.
   static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
+  static constexpr bool awaits_reader = keeps_loss && !meets;
   typename P::template Loss<typename P::Type> lost[keeps_loss ? kWarps : 1][width];
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
@@ -186,6 +188,7 @@ struct ClusterShared {
 #if SCANRNN_HAS_CLUSTERS
   Arrivals maps_arrived[halves], enter_arrived[2], ticket_arrived, passed_arrived;
   Arrivals maps_read;  // by this block's warps
+  Arrivals lost_read;  // by the first one
 #endif
 };
 
@@ -329,6 +332,7 @@ __global__ void __launch_bounds__(
     shared.ticket_arrived.init();
     shared.passed_arrived.init();
     shared.maps_read.init(kWarps);
+    shared.lost_read.init();
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     shared.ticket_arrived.expect(sizeof(shared.ticket));
   }
@@ -405,6 +409,9 @@ __global__ void __launch_bounds__(
     leaf.template map_in_pass<RowMode::plain_direct>(map, loss, cut);
     scan_lanes(map, loss, cut, lane, across, kWarp, false);
     auto& band = shared.band[kMeets ? 0 : half];
+    if constexpr (ClusterShared<P>::awaits_reader) {
+      if (round > 0) shared.lost_read.await(round - 1);
+    }
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       if (lane + across >= kWarp) {
@@ -468,6 +475,11 @@ __global__ void __launch_bounds__(
         Node<A>::publish(part_nodes(warp) + cluster * stride, node);
       }
       if (kHalves > 1 && rank == kLast && lane == 0) tell_passed();
+    }
+    if constexpr (ClusterShared<P>::awaits_reader) {
+      static_assert(width <= kWarp);
+      __syncwarp();
+      if (threadIdx.x == 0) shared.lost_read.arrive();
     }
     if (rank == 0) {
       if (g.levels > 0 && cluster > 0) {

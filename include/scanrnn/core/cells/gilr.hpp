@@ -34,8 +34,8 @@ struct Gilr : CellBase {
   static constexpr unsigned map_inputs = (1u << inputs) - 1;
   static constexpr unsigned backward_inputs = map_inputs;
   static constexpr unsigned output_inputs = 0;
-  static constexpr unsigned gain_inputs = 1u << kGate | vector_inputs;
   static constexpr unsigned vector_inputs = map_inputs & 1u << kBound;
+  static constexpr unsigned gain_inputs = 1u << kGate | vector_inputs;
   static constexpr unsigned optional_inputs = vector_inputs;
   static constexpr unsigned state_inputs = gain_inputs;
   static constexpr bool state_is_output = true;
