@@ -172,7 +172,7 @@ struct ClusterShared {
   static constexpr bool meets = P::backward || P::width > 4;
   alignas(kVectorBytes) Affine<A> band[meets ? 1 : 2][kWarps][width];
   /// Of bands' gains. There is room for one place only: where warps don't meet, they await that
-  /// the first one has read it.
+  /// the first one has read it (which racecheck doesn't see, and reports).
   static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
   static constexpr bool awaits_reader = keeps_loss && !meets;
   typename P::template Loss<typename P::Type> lost[keeps_loss ? kWarps : 1][width];
