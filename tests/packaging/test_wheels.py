@@ -174,6 +174,19 @@ def test_b04_device_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
+def test_programs_on_a_wheel(wheel: Path, tmp_path: Path) -> None:
+    with wheels.opened(wheel) as files:
+        (said,) = wheels.consume(files)
+    assert said.endswith("h = 6 2 7 -3")
+
+    lacking = doctored(wheel, tmp_path, remove("scanrnn/lib/libscanrnn.a"))
+    with (
+        wheels.opened(lacking) as files,
+        pytest.raises(wheels.WheelError, match=r"libscanrnn\.a"),
+    ):
+        wheels.consume(files)
+
+
 def test_b01_smoke_script(run: Run, numpy_python: Path) -> None:
     said = run(numpy_python, FOLDER / "smoke.py").stdout
     assert "right with numpy" in said

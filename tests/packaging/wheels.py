@@ -7,6 +7,8 @@
 build   for each Python found that takes a wheel of its own: 3.11, and one from 3.12 on for all
 repair  auditwheel, to the oldest manylinux tag that the libraries used allow, which is printed
 check   contents, size, metadata, symbols, stable ABI, GPU architectures; see CHECKS
+consume somebody else's programs, built on the wheel's C++ package, one on host memory and, with
+        CUDA, one on device memory: it says so where there is no GPU. Takes CMake, a C++ compiler
 smoke   in fresh environments, for each Python found and each row of ENVIRONMENTS, with an empty
         PATH and a home that can't be written to
 
@@ -384,6 +386,20 @@ def repair(path: Path, folder: Path) -> Path:
         return Path(shutil.move(repaired, folder / repaired.name))
 
 
+def consume(wheel: Wheel) -> list[str]:
+    """Builds the programs in `consumer` on the wheel's package; returns what they say last."""
+    package = wheel.folder / "scanrnn" / "lib" / "cmake" / "scanrnn"
+    env = os.environ | ({} if wheel.cuda else {"CUDACXX": "none"})
+    with tempfile.TemporaryDirectory() as folder:
+        run(
+            tool("cmake"), "-S", FOLDER / "consumer", "-B", folder, f"-Dscanrnn_DIR={package}",
+            "-DCMAKE_CUDA_ARCHITECTURES=80", env=env,
+        )  # fmt: skip
+        run(tool("cmake"), "--build", folder, env=env)
+        programs = ["consumer", *(["device_consumer"] if wheel.cuda else [])]
+        return [f"{each}: {run(Path(folder, each)).splitlines()[-1]}" for each in programs]
+
+
 @dataclass
 class Environment:
     requirements: tuple[str, ...]
@@ -426,7 +442,7 @@ def smoke(path: Path, name: str, python: str) -> str:
     return said.strip()
 
 
-STEPS = ("build", "repair", "check", "smoke")
+STEPS = ("build", "repair", "check", "consume", "smoke")
 
 
 def main() -> int:
@@ -464,6 +480,15 @@ def main() -> int:
                 *problems or ["right"],
                 sep="\n  ",
             )
+    if "consume" in steps:
+        for path in wheels:
+            with opened(path) as wheel:
+                try:
+                    said = consume(wheel)
+                except WheelError as failure:
+                    failures += 1
+                    said = [f"FAILS: {failure}"]
+            print(f"{path.name}, C++", *said, sep="\n  ")
     if "smoke" in steps:
         for path in wheels:
             with opened(path) as wheel:
@@ -477,11 +502,11 @@ def main() -> int:
                     if minor > ENVIRONMENTS[name].newest:
                         continue
                     try:
-                        said = smoke(path, name, python)
+                        result = smoke(path, name, python)
                     except WheelError as failure:
                         failures += 1
-                        said = f"FAILS: {failure}"
-                    print(f"{path.name}, Python 3.{minor}, {name}: {said}")
+                        result = f"FAILS: {failure}"
+                    print(f"{path.name}, Python 3.{minor}, {name}: {result}")
     return int(failures > 0)
 
 
