@@ -9,6 +9,7 @@
   }
 SCANRNN_STCS(unsigned short, "u16 [%0], %1;", "h"(v))
 SCANRNN_STCS(unsigned, "u32 [%0], %1;", "r"(v))
+SCANRNN_STCS(float, "f32 [%0], %1;", "f"(v))
 SCANRNN_STCS(uint2, "v2.u32 [%0], {%1, %2};", "r"(v.x), "r"(v.y))
 SCANRNN_STCS(uint4, "v4.u32 [%0], {%1, %2, %3, %4};", "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w))
 #undef SCANRNN_STCS
