@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Clang's CUDA headers lack of NVIDIA's: stores that leave the caches first. Included ahead of
-// everything (-include) by clang.py.
+// What Clang's CUDA headers lack of NVIDIA's: stores that leave the caches first, and nan().
+// Included ahead of everything (-include) by clang.py.
 #pragma once
 
 #define SCANRNN_STCS(Type, instruction, ...)                                     \
@@ -13,3 +13,5 @@ SCANRNN_STCS(float, "f32 [%0], %1;", "f"(v))
 SCANRNN_STCS(uint2, "v2.u32 [%0], {%1, %2};", "r"(v.x), "r"(v.y))
 SCANRNN_STCS(uint4, "v4.u32 [%0], {%1, %2, %3, %4};", "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w))
 #undef SCANRNN_STCS
+
+__device__ inline double nan(const char*) { return __longlong_as_double(0x7ff8000000000000); }
