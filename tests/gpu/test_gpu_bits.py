@@ -120,6 +120,20 @@ def test_a_row_alone_has_the_bits_it_has_in_a_batch(device, T, D, layout, dtype)
         assert_equal(some, [v[part] for v in whole])
 
 
+def check_against_resets_that_never_come(device, shape, layout, dtype, reverse):
+    """With them no call takes a kernel that tests nothing."""
+    B, T, D = shape
+    a, x, dh = (
+        LAYOUTS[layout](random(device, *shape, dtype=dtype, seed=i) * 0.4) for i in range(3)
+    )
+    h0, dfinal = (random(device, B, D, dtype=dtype, seed=i) for i in (3, 4))
+    wide = dfinal.to(ACCUMULATION[dtype])
+    never = torch.zeros(B, T, dtype=torch.bool, device=device)
+    whole = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse)
+    others = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse, reset=never)
+    assert_equal(whole, others)
+
+
 @pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_whole_tiles_have_the_bits_that_others_have(device, reverse, dtype):
@@ -130,13 +144,7 @@ def test_whole_tiles_have_the_bits_that_others_have(device, reverse, dtype):
         *((3, 512 * 5, 32), (1, 4096 * 33, 32)),  # half a line in the types of 16 bits
     )
     for B, T, D in shapes:
-        a, x, dh = (random(device, B, T, D, dtype=dtype, seed=i) * 0.4 for i in range(3))
-        h0, dfinal = (random(device, B, D, dtype=dtype, seed=i) for i in (3, 4))
-        wide = dfinal.to(ACCUMULATION[dtype])
-        never = torch.zeros(B, T, dtype=torch.bool, device=device)
-        whole = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse)
-        others = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse, reset=never)
-        assert_equal(whole, others)
+        check_against_resets_that_never_come(device, (B, T, D), "btd", dtype, reverse)
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
@@ -146,15 +154,7 @@ def test_whole_columns_have_the_bits_that_others_have(device, reverse, dtype):
     block a sequence, one and more levels of the tree, with and without blocks that stay."""
     shapes = ((2, 256, 64), (2, 2048, 40), (3, 3072, 5), (1, 4096, 24), (2, 8192, 8))
     for B, T, D in (*shapes, (2, 16_384, 6), (1, 1 << 17, 33), (1, 1 << 20, 1)):
-        a, x, dh = (
-            LAYOUTS["bdt"](random(device, B, T, D, dtype=dtype, seed=i) * 0.4) for i in range(3)
-        )
-        h0, dfinal = (random(device, B, D, dtype=dtype, seed=i) for i in (3, 4))
-        wide = dfinal.to(ACCUMULATION[dtype])
-        never = torch.zeros(B, T, dtype=torch.bool, device=device)
-        whole = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse)
-        others = scan_and_gradients(a, x, h0, dh, wide, reverse=reverse, reset=never)
-        assert_equal(whole, others)
+        check_against_resets_that_never_come(device, (B, T, D), "bdt", dtype, reverse)
 
 
 @pytest.mark.parametrize("layout", ["btd", "bdt"])
