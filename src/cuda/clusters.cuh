@@ -166,15 +166,11 @@ struct ClusterShared {
   static_assert(own <= 2);
   /// Places for the maps of so many rounds.
   static constexpr int halves = own > 1 ? 1 : 2;
-  /// Whether all warps meet once a tile has arrived: backward, as they read each other's rows, and
-  /// where a thread has eight channels, which leave neither registers nor room for two places.
-  /// Where they don't, some may still need their bands when others have the next ones.
-  static constexpr bool meets = P::backward || P::width > 4;
-  alignas(kVectorBytes) Affine<A> band[meets ? 1 : 2][kWarps][width];
-  /// Of bands' gains. There is room for one place only: where warps don't meet, they await that
-  /// the first one has read it (which racecheck doesn't see, and reports).
+  /// Whether all warps meet as soon as a tile has arrived, as they read each other's rows, rather
+  /// than when they have their bands' maps. Until then some may still need those of the last tile.
+  static constexpr bool meets_early = P::backward;
+  alignas(kVectorBytes) Affine<A> band[kWarps][width];
   static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
-  static constexpr bool awaits_reader = keeps_loss && !meets;
   typename P::template Loss<typename P::Type> lost[keeps_loss ? kWarps : 1][width];
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
@@ -188,7 +184,6 @@ struct ClusterShared {
 #if SCANRNN_HAS_CLUSTERS
   Arrivals maps_arrived[halves], enter_arrived[2], ticket_arrived, passed_arrived;
   Arrivals maps_read;  // by this block's warps
-  Arrivals lost_read;  // by the first one
 #endif
 };
 
@@ -302,7 +297,7 @@ __global__ void __launch_bounds__(
   constexpr int width = ClusterShared<P>::width, across = P::band_vectors;
   constexpr int kOwn = ClusterShared<P>::own;
   constexpr int kHalves = ClusterShared<P>::halves;
-  constexpr bool kMeets = ClusterShared<P>::meets;
+  constexpr bool kMeetsEarly = ClusterShared<P>::meets_early;
   struct Own {  // a lane's channels
     A of[kOwn];
   };
@@ -332,7 +327,6 @@ __global__ void __launch_bounds__(
     shared.ticket_arrived.init();
     shared.passed_arrived.init();
     shared.maps_read.init(kWarps);
-    shared.lost_read.init();
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     shared.ticket_arrived.expect(sizeof(shared.ticket));
   }
@@ -391,7 +385,7 @@ __global__ void __launch_bounds__(
       leaf.take_neighbours(true);
     }
     await_groups<0>();
-    if constexpr (kMeets) {
+    if constexpr (kMeetsEarly) {
       __syncthreads();
     } else {
       __syncwarp();
@@ -408,10 +402,8 @@ __global__ void __launch_bounds__(
     for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
     leaf.template map_in_pass<RowMode::plain_direct>(map, loss, cut);
     scan_lanes(map, loss, cut, lane, across, kWarp, false);
-    auto& band = shared.band[kMeets ? 0 : half];
-    if constexpr (ClusterShared<P>::awaits_reader) {
-      if (round > 0) shared.lost_read.await(round - 1);
-    }
+    auto& band = shared.band;
+    if constexpr (!kMeetsEarly) __syncthreads();
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       if (lane + across >= kWarp) {
@@ -475,11 +467,6 @@ __global__ void __launch_bounds__(
         Node<A>::publish(part_nodes(warp) + cluster * stride, node);
       }
       if (kHalves > 1 && rank == kLast && lane == 0) tell_passed();
-    }
-    if constexpr (ClusterShared<P>::awaits_reader) {
-      static_assert(width <= kWarp);
-      __syncwarp();
-      if (threadIdx.x == 0) shared.lost_read.arrive();
     }
     if (rank == 0) {
       if (g.levels > 0 && cluster > 0) {

@@ -80,6 +80,27 @@ def test_scan(device, name, T, D, layout, dtype):
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize(("layout", "shape"), [("btd", (3, 32768, 64)), ("bdt", (1, 32768, 3))])
+def test_whole_tiles(cuda, layout, shape, dtype):
+    """Kernels that stay and take tile after tile: more of them than run at once."""
+    torch.manual_seed(0)
+    a, x = (torch.randn(*shape, dtype=dtype) for _ in range(2))
+    a, h0 = a / (1 + a.abs()), torch.randn(shape[0], shape[2], dtype=dtype)
+
+    def scan(a, x, h0, **options):
+        return srt.scan(LAYOUTS[layout](a), LAYOUTS[layout](x), h0, **options)
+
+    got, expected = both(scan, (a, x, h0), (cuda, "cpu"), {})
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(
+            one.cpu().to(other.dtype),
+            other,
+            rtol=TOLERANCE.get(dtype, 1e-5),
+            atol=TOLERANCE.get(dtype, 1e-5) * max(float(other.abs().max()), 1),
+        )
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 7), (1, 300, 1), (2, 1, 7)])
 @pytest.mark.parametrize("layout", ["btd", "bdt"])
 def test_broadcast_gates(device, shape, layout):
