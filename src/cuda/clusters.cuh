@@ -166,9 +166,10 @@ struct ClusterShared {
   static_assert(own <= 2);
   /// Places for the maps of so many rounds.
   static constexpr int halves = own > 1 ? 1 : 2;
-  /// Whether all warps meet as soon as a tile has arrived, as they read each other's rows, rather
-  /// than when they have their bands' maps. Until then some may still need those of the last tile.
-  static constexpr bool meets_early = P::backward;
+  /// Whether all warps meet as soon as a tile has arrived, rather than when they have their bands'
+  /// maps (until then some may still need those of the last tile): backward, as they read each
+  /// other's rows, and where a thread has eight channels, which would spill.
+  static constexpr bool meets_early = P::backward || P::width > 4;
   alignas(kVectorBytes) Affine<A> band[kWarps][width];
   static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
   typename P::template Loss<typename P::Type> lost[keeps_loss ? kWarps : 1][width];
