@@ -425,6 +425,8 @@ def test_d03_every_dtype(cls, dtype):
     if cls in (srt.LRU, srt.S5) and dtype != torch.float32:
         with pytest.raises(TypeError, match="expected float32 or float64"):
             cls(4, 6, dtype=dtype)
+        with pytest.raises(TypeError, match=f"{cls.__name__}: dtype is .*, expected float32 or"):
+            cls(4, 6).to(dtype)(torch.randn(9, 2, 4, dtype=dtype))
         return
     module = cls(4, 6, 2, bidirectional=True, dtype=dtype)
     x = torch.randn(9, 2, 4, dtype=dtype)
@@ -652,6 +654,10 @@ def test_s08_wrong_constructions():
                 cls(**{"input_size": 4, "hidden_size": 6} | keywords)
         with pytest.warns(UserWarning, match=f"{cls.__name__}: dropout follows all layers"):
             cls(4, 6, dropout=0.5)
+        for no_tensor in (torch.zeros(5, 2, 4).numpy(), None):
+            for run_ in (cls(4, 6), cls(4, 6).step):
+                with pytest.raises(TypeError, match=f"{cls.__name__}: input.* is a .*, expected a"):
+                    run_(no_tensor)
         both_ways = cls(4, 6, bidirectional=True)
         with pytest.raises(ValueError, match="reset was given to a bidirectional layer"):
             both_ways(torch.randn(5, 2, 4), reset=torch.zeros(5, 2, dtype=torch.bool))

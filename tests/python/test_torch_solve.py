@@ -740,10 +740,6 @@ def test_s08_errors_name_the_argument(name):
         ({"lengths": [5]}, "lengths has shape"),
         ({"cu_seqlens": [0, 5]}, "the batch size is 2, expected 1 with cu_seqlens"),
         ({"reset": torch.zeros(2, 4, dtype=torch.bool)}, "reset has shape"),
-        ({"tolerance": 0.0}, "tolerance is 0.0, expected a positive number"),
-        ({"tolerance": math.nan}, "tolerance is nan, expected a positive number"),
-        ({"max_passes": -1}, "max_passes is -1, expected at least 0"),
-        ({"segment": 0}, "segment is 0, expected at least 1"),
     ]:
         with pytest.raises(ValueError, match=f"{fn}: .*{message}"):
             cell.call(*args, **options)

@@ -178,7 +178,7 @@ class Layout:
             return None
         array = self.library.auxiliary(value, main)
         kind = array.dtype.kind
-        if kind == "f" or array.dtype.name == "bfloat16":
+        if kind == "f" or array.dtype.name == "bfloat16" or isinstance(value, (list, tuple)):
             array = array != 0
         elif kind != "b" and array.dtype != "uint8":
             raise TypeError(

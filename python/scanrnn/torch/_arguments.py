@@ -153,7 +153,7 @@ class Layout:
 
 def one_step(t: OptTensor) -> Any:
     """A step as a sequence of one step."""
-    return t.unsqueeze(-2) if isinstance(t, Tensor) else t
+    return t.unsqueeze(-2) if isinstance(t, Tensor) and t.ndim else t
 
 
 class Call:

@@ -21,6 +21,7 @@ from ._arguments import (
     autocast_applies,
     flag_tensor,
     index_tensor,
+    require_tensor,
     state_dtype,
     to_device_of,
     without_padding,
@@ -345,6 +346,7 @@ class Recurrent(nn.Module, Generic[StateT]):
                 f"{self._fn}: a bidirectional layer has no step, expected one direction: the "
                 "second needs the whole sequence"
             )
+        require_tensor(self._fn, "input of step", input)
         if input.ndim not in (1, 2):
             raise ValueError(f"{self._fn}: input of step has {input.ndim} axes, expected 1 or 2")
         axis = 1 if self.batch_first and input.ndim == 2 else 0
@@ -391,6 +393,7 @@ class Recurrent(nn.Module, Generic[StateT]):
         padding_side: str,
     ) -> tuple[Tensor, list[Tensor]]:
         fn = self._fn
+        require_tensor(fn, "input", input)
         if input.ndim not in (2, 3):
             raise ValueError(f"{fn}: input has {input.ndim} axes, expected 2 or 3")
         if input.shape[-1] != self.input_size:
