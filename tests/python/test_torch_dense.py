@@ -733,6 +733,7 @@ def test_from_torch_shares_the_weights():
 
 def test_s08_errors_name_argument_given_and_expected():
     module = srt.LSTM(13, 4, num_layers=2, bidirectional=True)
+    gru = srt.GRU(13, 4)
     x = torch.randn(3, 5, 13)
     h = torch.randn(4, 5, 4)
     with pytest.raises(ValueError, match=r"LSTM: input has shape \(3, 5, 2\), expected 13 feat"):
@@ -749,23 +750,35 @@ def test_s08_errors_name_argument_given_and_expected():
         module(x, (h.double(), h))
     with pytest.raises(ValueError, match="LSTM: hx is not a pair of tensors"):
         module(x, h[:3])
-    for cls in (srt.GRU, srt.RNN):
-        one, name = cls(13, 4), cls.__name__
-        with pytest.raises(ValueError, match=rf"{name}: input has shape \(3, 5, 2\), expected 13"):
-            one(x[..., :2])
-        with pytest.raises(ValueError, match=rf"{name}: hx has shape \(4, 5, 4\), expected \(1, 5"):
-            one(x, h)
-        with pytest.raises(ValueError, match=f"{name}: hx is not a tensor"):
-            one(x, (h, h))
-        with pytest.raises(
-            ValueError, match=rf"{name}: hx has shape \(4, 5, 4\), expected \(1, 4\)"
-        ):
-            one(x[:, 0], h)
+    with pytest.raises(ValueError, match=r"GRU: hx has shape \(4, 5, 4\), expected \(1, 5, 4\)"):
+        gru(x, h)
+    with pytest.raises(ValueError, match="GRU: hx is not a tensor"):
+        gru(x, (h, h))
+    with pytest.raises(ValueError, match=r"GRU: hx has shape \(4, 5, 4\), expected \(1, 4\)"):
+        gru(x[:, 0], h)
     with pytest.raises(ValueError, match="LSTM: tol is -1, expected a positive number"):
         srt.LSTM(2, 2, tol=-1)
     for name in ("passes", "width", "burn_in"):
         with pytest.raises(ValueError, match=f"RNN: {name} is 0, expected at least 1"):
             srt.RNN(2, 2, **{name: 0})
+
+
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_s08_errors_of_every_class(cls):
+    module, x, h = getattr(srt, cls)(13, 4), torch.randn(3, 5, 13), torch.randn(1, 5, 4)
+    with pytest.raises(ValueError, match=rf"{cls}: input has shape \(3, 5, 2\), expected 13 feat"):
+        module(x[..., :2])
+    with pytest.raises(
+        ValueError, match=rf"{cls}: hx\S* has shape \(1, 4, 4\), expected \(1, 5, 4"
+    ):
+        module(x, (h[:, :4], h) if cls == "LSTM" else h[:, :4])
+    with pytest.raises(ValueError, match=f"{cls}: hx is"):
+        module(x, (h, h, h))
+    for no_tensor in (x.numpy(), None):
+        with pytest.raises(TypeError, match=rf"{cls}: input is a .*, expected a torch.Tensor"):
+            module(no_tensor)
+        with pytest.raises(TypeError, match=rf"{cls}: input of step is a .*, expected a torch.Ten"):
+            module.step(no_tensor)
 
 
 @pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
@@ -867,6 +880,18 @@ def test_torch_compile_breaks_the_graph_and_works():
         torch.testing.assert_close(compiled(x), reference(x * 2)[0].sin(), rtol=0, atol=1e-5)
         compiled(x).sum().backward()
     assert x.grad.isfinite().all()
+
+
+@by_kind
+def test_m02_tensors_without_data(kind):
+    cls, options = KINDS[kind]
+    module = ours(network(cls, **options)).to("meta")
+    x = torch.empty(300, 2, 5, dtype=torch.float64, device="meta")
+    y, hx = module(x)
+    want = getattr(nn, cls)(5, 6, **options).double()(torch.zeros(300, 2, 5).double())
+    assert y.is_meta
+    for a, b in zip(parts((y, hx)), parts(want), strict=True):
+        assert a.shape == b.shape
 
 
 def test_autocast_and_torch_func_take_the_frameworks_kernel():

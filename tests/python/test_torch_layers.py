@@ -652,6 +652,10 @@ def test_s08_wrong_constructions():
         ]:
             with pytest.raises(ValueError, match=f"{cls.__name__}: {message}"):
                 cls(**{"input_size": 4, "hidden_size": 6} | keywords)
+        with pytest.raises(
+            TypeError, match=f"{cls.__name__}: hidden_size is 6.0, expected a whole"
+        ):
+            cls(4, 6.0)
         with pytest.warns(UserWarning, match=f"{cls.__name__}: dropout follows all layers"):
             cls(4, 6, dropout=0.5)
         for no_tensor in (torch.zeros(5, 2, 4).numpy(), None):

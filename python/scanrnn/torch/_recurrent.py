@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
 from scanrnn._array.layout import PaddingSide
-from scanrnn._array.options import check_padding_side
+from scanrnn._array.options import check_padding_side, whole_number
 
 from . import _cells
 from ._arguments import (
@@ -74,7 +74,7 @@ class Recurrent(nn.Module, Generic[StateT]):
             ("num_layers", num_layers, 1),
             ("proj_size", proj_size, 0),
         ):
-            if size < least:
+            if whole_number(self._fn, name, size) < least:
                 raise ValueError(f"{self._fn}: {name} is {size}, expected at least {least}")
         self._require_probability("dropout", dropout)
         if dropout > 0 and num_layers == 1:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from scanrnn import _docs
+from scanrnn._array.options import whole_number
 from scanrnn.cells import Activation, SruActivation
 
 from ._arguments import Sequences, activation_code, state_dtype, without_padding
@@ -772,7 +773,7 @@ class _Diagonal(Recurrent[Tensor]):
             variational=variational,
         )  # fmt: skip
         self.state_size = hidden_size if state_size is None else state_size
-        if self.state_size < 1:
+        if whole_number(self._fn, "state_size", self.state_size) < 1:
             raise ValueError(f"{self._fn}: state_size is {state_size}, expected at least 1")
         self._require_wide(torch.get_default_dtype() if dtype is None else dtype)
 
