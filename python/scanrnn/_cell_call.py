@@ -22,7 +22,7 @@ from ._array import (
 )
 from ._array._types import FLOAT64
 from ._array.layout import Descriptors, Layout, PaddingSide, expect_dtype, expect_shape
-from ._array.options import real_number, solver_numbers
+from ._array.options import place_of, real_number, solver_numbers
 from ._solve_report import COLUMNS, SolveReport
 
 Activation: TypeAlias = Literal["identity", "tanh", "relu", "silu", "sigmoid", "positive"]
@@ -209,13 +209,7 @@ class Call:
     def _number(self, name: str, value: Any) -> float:
         if name != "activation":
             return real_number(self.fn, name, value)
-        allowed = self.function.activations
-        if value not in allowed:
-            *first, last = map(repr, allowed)
-            raise ValueError(
-                f"{self.fn}: activation is {value!r}, expected {', '.join(first)} or {last}"
-            )
-        return allowed.index(value)
+        return place_of(self.fn, name, value, self.function.activations)
 
     def _merge(self, name: str, array: Any) -> Any:
         merged = self._merged

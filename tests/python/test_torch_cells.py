@@ -694,7 +694,7 @@ def test_s08_wrong_calls():
         srt.min_gru(u, None)
     with pytest.raises(TypeError, match="rg_lru: lam is a NoneType, expected"):
         srt.rg_lru(u, u, u, None)
-    with pytest.raises(ValueError, match="gilr: activation is 'gelu', expected one of"):
+    with pytest.raises(ValueError, match="gilr: activation is 'gelu', expected 'identity', 'tanh'"):
         srt.gilr(u, u, activation="gelu")
     nothing = (None,) * 4
     with pytest.raises(ValueError, match="cell: kind is 99, expected one of"):

@@ -668,7 +668,7 @@ def test_s08_wrong_constructions():
         with pytest.raises(ValueError, match="a bidirectional layer has no step"):
             both_ways.step(torch.randn(2, 4))
     for cls, keywords, message in [
-        (srt.MinGRU, {"activation": "gelu"}, "activation is 'gelu', expected one of"),
+        (srt.MinGRU, {"activation": "gelu"}, "activation is 'gelu', expected 'identity', 'tanh'"),
         (srt.MinGRU, {"proj_size": -1}, "proj_size is -1, expected at least 0"),
         (srt.QRNN, {"window": 3}, "window is 3, expected 1 or 2"),
         (srt.QRNN, {"pooling": "o"}, "pooling is 'o', expected 'f', 'fo' or 'ifo'"),
@@ -687,7 +687,11 @@ def test_s08_wrong_constructions():
         (srt.LRU, {"max_phase": 7.0}, "max_phase is 7.0"),
         (srt.LRU, {"state_size": 0}, "state_size is 0, expected at least 1"),
         (srt.S5, {"dt_min": 0.0}, "dt_min and dt_max are 0.0"),
-        (srt.IndRNN, {"nonlinearity": "gelu"}, "activation is 'gelu', expected one of"),
+        (
+            srt.IndRNN,
+            {"nonlinearity": "gelu"},
+            "nonlinearity is 'gelu', expected 'identity', 'tanh'",
+        ),
     ]:
         with pytest.raises(ValueError, match=f"{cls.__name__}: {message}"):
             cls(4, 6, **keywords)

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+
+def listed(values: Iterable[object]) -> str:
+    """Values as error texts list what is expected: a, b or c."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def place_of(fn: str, name: str, value: object, among: Sequence[str]) -> int:
+    """The index of an option's value; ValueError if it is not among those."""
+    if value not in among:
+        raise ValueError(f"{fn}: {name} is {value!r}, expected {listed(map(repr, among))}")
+    return among.index(value)
 
 
 def whole_number(fn: str, name: str, value: int) -> int:
@@ -73,8 +86,7 @@ def time_axis(fn: str, name: str, shape: Sequence[int], axis: int) -> int:
 
 def check_padding_side(fn: str, padding_side: str) -> None:
     """ValueError unless it is a side."""
-    if padding_side not in ("left", "right"):
-        raise ValueError(f"{fn}: padding_side is {padding_side!r}, expected 'left' or 'right'")
+    place_of(fn, "padding_side", padding_side, ("left", "right"))
 
 
 def check_sequence_options(fn: str, cu_seqlens: object, lengths: object, padding_side: str) -> None:
