@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -152,19 +153,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 1 after an error that is explained in one line, 2 for wrong arguments,
-        130 after Ctrl-C.
+        130 after Ctrl-C, 141 if nobody reads what is printed any more.
     """
     top = parser()
     arguments = top.parse_args(argv)
     try:
         if arguments.cmake_dir:
-            print(_info.cmake_dir())
+            print(_info.cmake_dir(), flush=True)
             return 0
         if "command" not in arguments:
             top.print_help()
             return 2
         status: int = arguments.command(arguments)
+        sys.stdout.flush()
         return status
+    except BrokenPipeError:
+        # Python would complain of it once more at its end, about what is still to be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (OSError, ImportError, RuntimeError, ValueError) as error:
         print(f"scanrnn: {error}", file=sys.stderr)
         return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
@@ -22,6 +22,7 @@ from ._array import (
 )
 from ._array._types import FLOAT64
 from ._array.layout import Descriptors, Layout, PaddingSide, expect_dtype, expect_shape
+from ._array.options import place_of, real_number, solver_numbers
 from ._solve_report import COLUMNS, SolveReport
 
 Activation: TypeAlias = Literal["identity", "tanh", "relu", "silu", "sigmoid", "positive"]
@@ -165,10 +166,11 @@ class Call:
         self.library = library
         self._merged: Layout | None = None
         with library.guard(named[main]):
+            code = library.describe(fn, main, named[main])[1]
+            expect_dtype(fn, main, named[main], code, REAL)
             layout = Layout(
                 fn, main, library, named[main], axis, **sequences, padding_side=padding_side
             )
-            expect_dtype(fn, main, named[main], layout.code, REAL)
             if len(layout.batch) > 1:
                 self._merged = layout
                 named = {n: self._merge(n, v) for n, v in named.items()}
@@ -206,14 +208,8 @@ class Call:
 
     def _number(self, name: str, value: Any) -> float:
         if name != "activation":
-            return float(value)
-        allowed = self.function.activations
-        if value not in allowed:
-            *first, last = map(repr, allowed)
-            raise ValueError(
-                f"{self.fn}: activation is {value!r}, expected {', '.join(first)} or {last}"
-            )
-        return allowed.index(value)
+            return real_number(self.fn, name, value)
+        return place_of(self.fn, name, value, self.function.activations)
 
     def _merge(self, name: str, array: Any) -> Any:
         merged = self._merged
@@ -338,6 +334,7 @@ def forward(
             options["return_report"] = return_report
         named = dict(zip(function.arguments, values, strict=True))
         return getattr(owner.module(), fn)(**named, **options, **sequences)
+    change, passes, steps = solver_numbers(fn, tolerance, max_passes, segment)
     call = Call(fn, function, values, options, **sequences)
     layout, library = call.layout, call.library
     report = None
@@ -363,9 +360,9 @@ def forward(
                 kept,
                 after,
                 None if report is None else layout.describe("report", report),
-                tolerance=0.0 if tolerance is None else tolerance,
-                max_passes=max_passes,
-                segment=0 if segment is None else segment,
+                tolerance=change,
+                max_passes=passes,
+                segment=steps,
                 **call.keywords,
             )
         else:
@@ -442,11 +439,30 @@ def vjp(
 
 def step(function: Function, values: Sequence[Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
     """The output of one step, and the state or states after it."""
-    once = {*function.states, *function.vectors}
-
-    def one_step(name: str, array: Any) -> Any:
-        return array if array is None or name in once else array[..., None, :]
-
-    steps = [one_step(n, v) for n, v in zip(function.arguments, values, strict=True)]
-    h, final = forward(function, steps, options, return_final=True)
-    return h[..., 0, :], final
+    own = replace(
+        function,
+        name=f"{function.name}_step",
+        arguments=tuple(n.removesuffix("0") for n in function.arguments),
+    )
+    fn, main = own.name, own.main
+    like = values[own.arguments.index(main)]
+    required, optional = split(own, values)
+    owner = owner_of(fn, main, like)
+    if isinstance(owner, Frontend):
+        require_one_framework(fn, required, optional)
+        h, state = getattr(owner.module(), fn)(**required, **optional, **options)
+        return h, state
+    _, arrays = adopt(fn, required, optional)
+    named = dict(zip([*required, *optional], arrays, strict=True))
+    shape = named[main].shape
+    if not shape:
+        raise ValueError(f"{fn}: {main} has shape (), expected at least a channel axis")
+    for name, array in named.items():
+        if array is not None and name not in (*own.states, *own.vectors):
+            expect_shape(fn, name, array.shape, shape)
+            named[name] = array[..., None, :]
+    steps = [named[n] for n in own.arguments]
+    h, state = forward(own, steps, options, return_final=True)
+    states = state if isinstance(state, tuple) else (state,)
+    after = tuple(give_back(s, like) for s in states)
+    return give_back(h[..., 0, :], like), after if len(after) > 1 else after[0]

@@ -33,9 +33,9 @@ enum Trait : unsigned {
   kSums = 1u << 18,           ///< some gradient is summed over time
   kStepSums = 1u << 19,       ///< and that of an input which isn't a vector
   kColumns = 1u << 20,        ///< columns: every channel is read and written in vectors
+  kHalfWidth = 1u << 21,      ///< rows: a tile is one band of whole leaves, half a line wide
   kNoOutput = 1u << 22,       ///< forward: only final states are wanted
   kSlowMemory = 1u << 23,     ///< what the device loads lacks cells' kernels for whole tiles
-  kHalfWidth = 1u << 21,      ///< rows: a tile is one band of whole leaves, half a line wide
 };
 
 struct Variant {

@@ -18,7 +18,7 @@ from reference import assert_matches
 from scanrnn.torch import _cells, _ops
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import pack_padded_sequence
-from torch_helpers import OPTIONS, as_tensors, scan_loop, size_of
+from torch_helpers import OPTIONS, as_tensors, cells, scan_loop, size_of
 
 
 def on(device, options):
@@ -560,10 +560,16 @@ def is_ours(name):
 )
 def test_p01_launches_of_short_and_small_work(cuda, shape):
     """Three launches at most, whatever kernel is chosen (`gpu.py choice` has the times)."""
-    a, x, r = (random(*shape, device=cuda) for _ in range(3))
-    for f in (lambda: srt.scan(a, x), lambda: srt.sru(x, a, r, x), lambda: srt.gilr(a, x)):
-        names = kernels_of(f)
-        assert len(names) <= 3, names
+    a, x = (random(*shape, device=cuda) for _ in range(2))
+    names = kernels_of(lambda: srt.scan(a, x))
+    assert len(names) <= 3, names
+    for name, cell in cells().items():
+        if name == "lru":  # operators around a scan, which is the one above
+            continue
+        full = [random(*shape, device=cuda) for _ in cell.full]
+        vectors = [random(shape[-1], device=cuda, low=0.1) for _ in cell.vectors]
+        names = kernels_of(lambda f=cell.function, args=(*full, *vectors): f(*args))
+        assert len(names) <= 3, (name, names)
 
 
 @pytest.mark.parametrize("layout", ["btd", "bdt", "tbd", "strided"])
@@ -639,7 +645,6 @@ def test_p05_memory(cuda, shape):
     assert extra <= 1.05 * 3 * one  # h, da and dx
 
 
-#: Median host time of a small scan beyond that of an empty operator with the same signature.
 def test_p05_workspace_is_given_back(cuda):
     x = random(1, 100_000, 16, device=cuda)
     h = srt.scan(x, x)

@@ -1,6 +1,9 @@
 """The command line: what it prints, where it fails, and with which exit status."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -195,3 +198,16 @@ def test_interrupt_exits_without_a_traceback(capsys, monkeypatch):
     monkeypatch.setattr(speed, "table", interrupted)
     assert main(["bench"]) == 130
     assert capsys.readouterr().err == "\n"
+
+
+@pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["--cmake-dir"]])
+def test_nobody_reads(command):
+    """As with `| head`: no traceback, and no error."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"PYTHONPATH": str(Path(scanrnn.__file__).parents[1])}
+    environment.pop("PYTHONUNBUFFERED", None)
+    with open(writer, "wb") as output:
+        run = [sys.executable, "-m", "scanrnn", *command]
+        done = subprocess.run(run, stdout=output, stderr=subprocess.PIPE, env=environment)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -255,7 +255,7 @@ def test_sru_vjp():
 
 
 def test_sru_step():
-    with pytest.raises(ValueError, match=r"sru: c0 has shape \(3, 3\), expected \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"sru_step: c has shape \(3, 3\), expected \(2, 3\)"):
         sru_step(*(ones(2, 3),) * 3, None, None, None, ones(3, 3))
 
 

@@ -72,6 +72,27 @@ def test_values_and_gradients_are_the_loops(rng, name, where):
         np.testing.assert_allclose(g, e, rtol=1e-10, atol=1e-10, err_msg=n)
 
 
+@every_cell
+def test_g05_g10_backward_twice_and_inputs_unchanged(rng, name):
+    case = CASES[name]
+    arrays = arguments(rng, case, LARGE["plain"] | case.options, 2, 37, 4)
+    before = [np.array(a) for a in arrays]
+    outputs, pullback = jax.vjp(lambda *a: call(case, a, **case.options), *arrays)
+    kept = [np.array(y) for y in outputs]
+    first, second = pullback(outputs), pullback(outputs)
+    for now, then in zip((*second, *arrays, *outputs), (*first, *before, *kept), strict=True):
+        reference.assert_same_bits(np.array(now), np.array(then))
+    zero = jax.tree.map(jnp.zeros_like, outputs)
+    parts = [pullback((outputs[0], zero[1])), pullback((zero[0], outputs[1]))]
+    for a, b, both in zip(*parts, first, strict=True):
+        np.testing.assert_allclose(a + b, both, rtol=1e-11, atol=1e-12)
+    donated = [jnp.array(a) for a in arrays]
+    run = jax.jit(lambda *a: call(case, a, **case.options), donate_argnums=0)
+    for now, then in zip(run(*donated), kept, strict=True):
+        np.testing.assert_allclose(now, then, rtol=1e-12, atol=1e-13)
+    assert donated[0].is_deleted()
+
+
 @pytest.mark.parametrize(("name", "dtype"), spread(CASES, ["float32", "float16", "bfloat16"], 2))
 def test_dtypes(rng, name, dtype):
     case, dtype = CASES[name], jnp.dtype(dtype)

@@ -1,6 +1,7 @@
 """`scanrnn.jax`'s lstm, gru and rnn against the serial recurrence and against torch.nn."""
 
 # ruff: noqa: E402
+import itertools
 import os
 from functools import partial
 
@@ -234,6 +235,43 @@ def test_s01_any_length(rng, T):
     h, final, report = srj.gru(params, x, return_report=True)
     assert difference((h, final), serial("gru", params, x)) < 1e-11 if T else h.shape == (2, 0, 6)
     assert _dense.STATUS[int(report.status)] == ("converged" if T >= 128 else "serial")
+
+
+@by_kind
+def test_w01_w05_pieces_and_steps_are_the_sequence(rng, kind):
+    """States and gradients are carried from piece to piece; the last ones are of one step."""
+    params, x = parameters(rng, kind), jnp.asarray(rng.normal(size=(2, 101, 5)))
+    state = initial(rng, kind, (2,))
+    cuts = [0, 1, 2, 98, 99, 100, 101]  # few lengths: each is compiled
+
+    def pieces(params, x, state):
+        outputs = []
+        for begin, end in itertools.pairwise(cuts):
+            h, state = call(kind, params, x[:, begin:end], state, width=32, burn_in=50)
+            outputs.append(h)
+        return jnp.concatenate(outputs, 1), state
+
+    want, pull_want = jax.vjp(partial(serial, kind), params, x, state)
+    got, pull = jax.vjp(pieces, params, x, state)
+    assert difference(got, want) < 1e-11
+    g = jax.tree.map(lambda v: jnp.asarray(rng.normal(size=v.shape)), want)
+    grads = pull(g)
+    assert difference(grads, pull_want(g)) < 1e-10
+    assert difference(pull(g), grads) == 0  # G05: once more, the same
+
+
+@by_kind
+@pytest.mark.parametrize("shape", [(1, 1, 5), (1, 9, 5), (5, 1, 5), (2, 9, 1), (0, 5, 3)], ids=str)
+def test_s02_s03_sizes_of_one_and_none(rng, kind, shape):
+    B, _, D = shape
+    params, x = parameters(rng, kind, D, max(D, 2)), jnp.asarray(rng.normal(size=shape))
+    got, want = call(kind, params, x), serial(kind, params, x)
+    assert got[0].shape == (*shape[:2], max(D, 2))
+    if B:
+        assert difference(got, want) < 1e-11
+    grads = jax.grad(lambda p: call(kind, p, x)[0].sum())(params)
+    assert all(g.shape == params[n].shape for n, g in grads.items())
+    assert B or not any(g.any() for g in grads.values())
 
 
 def test_vmap_and_batches_of_any_rank(rng):

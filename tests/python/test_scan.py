@@ -185,7 +185,7 @@ def test_n10_padding_does_not_leak(rng, rows, side):
     lengths = np.array(rows)
     steps = np.arange(T)
     valid = steps >= T - lengths[:, None] if side == "left" else steps < lengths[:, None]
-    a, x, dh = gates(rng, (B, T, D), np.float32), *(normal(rng, (B, T, D), np.float32),) * 2
+    a, x, dh = gates(rng, (B, T, D), np.float32), *normal(rng, (2, B, T, D), np.float32)
     a[~valid] = x[~valid] = np.nan
     dh = np.where(valid[..., None], dh, np.nan)
     h0, dfinal = normal(rng, (B, D), np.float32), normal(rng, (B, D), np.float32)

@@ -99,6 +99,17 @@ def test_g03_every_gradient_alone(name, output):
 
 
 @by_cell
+def test_g03_one_learnable_state_for_all_rows(name):
+    cell = CELLS[name]
+    *args, state = cell.inputs_of(4, 9, 1, 3)
+    wide = (*args, state.expand(4, 3))
+    ours, loop = cell.both(*wide), cell.loop(*wide)
+    torch.testing.assert_close(ours, loop, **TOLERANCE)
+    wanted = (*args, state)
+    assert_gradients_match(gradients(ours, wanted), gradients(loop, wanted), **TOLERANCE)
+
+
+@by_cell
 def test_every_set_of_gradients(name):
     cell = CELLS[name]
     everything = cell.inputs_of(1, 3, 1, 2)
@@ -683,7 +694,7 @@ def test_s08_wrong_calls():
         srt.min_gru(u, None)
     with pytest.raises(TypeError, match="rg_lru: lam is a NoneType, expected"):
         srt.rg_lru(u, u, u, None)
-    with pytest.raises(ValueError, match="gilr: activation is 'gelu', expected one of"):
+    with pytest.raises(ValueError, match="gilr: activation is 'gelu', expected 'identity', 'tanh'"):
         srt.gilr(u, u, activation="gelu")
     nothing = (None,) * 4
     with pytest.raises(ValueError, match="cell: kind is 99, expected one of"):
@@ -704,7 +715,17 @@ def test_g05_backward_twice(name):
     once = gradients([y, final], args, retain_graph=True)
     torch.testing.assert_close(gradients([y, final], args, retain_graph=True), once, **SAME)
     y_only = gradients([y], args, retain_graph=True)
-    torch.testing.assert_close(gradients([y], args), y_only, **SAME)
+    torch.testing.assert_close(gradients([y], args, retain_graph=True), y_only, **SAME)
+    weight = torch.randn(y.shape, dtype=y.real.dtype)
+
+    def of(loss):
+        loss = loss.real + loss.imag if loss.is_complex() else loss
+        return torch.autograd.grad(loss, args, retain_graph=True, allow_unused=True)
+
+    both = of((y * weight).sum() + final.sum())
+    parts = zip(of((y * weight).sum()), of(final.sum()), strict=True)
+    added = [a if b is None else a + b for a, b in parts]
+    assert_gradients_match(added, both, **TOLERANCE)
     torch.testing.assert_close([t.detach() for t in args], before, **SAME)
 
 

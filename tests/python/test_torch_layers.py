@@ -425,6 +425,8 @@ def test_d03_every_dtype(cls, dtype):
     if cls in (srt.LRU, srt.S5) and dtype != torch.float32:
         with pytest.raises(TypeError, match="expected float32 or float64"):
             cls(4, 6, dtype=dtype)
+        with pytest.raises(TypeError, match=f"{cls.__name__}: dtype is .*, expected float32 or"):
+            cls(4, 6).to(dtype)(torch.randn(9, 2, 4, dtype=dtype))
         return
     module = cls(4, 6, 2, bidirectional=True, dtype=dtype)
     x = torch.randn(9, 2, 4, dtype=dtype)
@@ -650,15 +652,23 @@ def test_s08_wrong_constructions():
         ]:
             with pytest.raises(ValueError, match=f"{cls.__name__}: {message}"):
                 cls(**{"input_size": 4, "hidden_size": 6} | keywords)
+        with pytest.raises(
+            TypeError, match=f"{cls.__name__}: hidden_size is 6.0, expected a whole"
+        ):
+            cls(4, 6.0)
         with pytest.warns(UserWarning, match=f"{cls.__name__}: dropout follows all layers"):
             cls(4, 6, dropout=0.5)
+        for no_tensor in (torch.zeros(5, 2, 4).numpy(), None):
+            for run_ in (cls(4, 6), cls(4, 6).step):
+                with pytest.raises(TypeError, match=f"{cls.__name__}: input.* is a .*, expected a"):
+                    run_(no_tensor)
         both_ways = cls(4, 6, bidirectional=True)
         with pytest.raises(ValueError, match="reset was given to a bidirectional layer"):
             both_ways(torch.randn(5, 2, 4), reset=torch.zeros(5, 2, dtype=torch.bool))
         with pytest.raises(ValueError, match="a bidirectional layer has no step"):
             both_ways.step(torch.randn(2, 4))
     for cls, keywords, message in [
-        (srt.MinGRU, {"activation": "gelu"}, "activation is 'gelu', expected one of"),
+        (srt.MinGRU, {"activation": "gelu"}, "activation is 'gelu', expected 'identity', 'tanh'"),
         (srt.MinGRU, {"proj_size": -1}, "proj_size is -1, expected at least 0"),
         (srt.QRNN, {"window": 3}, "window is 3, expected 1 or 2"),
         (srt.QRNN, {"pooling": "o"}, "pooling is 'o', expected 'f', 'fo' or 'ifo'"),
@@ -677,7 +687,11 @@ def test_s08_wrong_constructions():
         (srt.LRU, {"max_phase": 7.0}, "max_phase is 7.0"),
         (srt.LRU, {"state_size": 0}, "state_size is 0, expected at least 1"),
         (srt.S5, {"dt_min": 0.0}, "dt_min and dt_max are 0.0"),
-        (srt.IndRNN, {"nonlinearity": "gelu"}, "activation is 'gelu', expected one of"),
+        (
+            srt.IndRNN,
+            {"nonlinearity": "gelu"},
+            "nonlinearity is 'gelu', expected 'identity', 'tanh'",
+        ),
     ]:
         with pytest.raises(ValueError, match=f"{cls.__name__}: {message}"):
             cls(4, 6, **keywords)

@@ -702,7 +702,7 @@ def test_s08_wrong_constructions():
     for keywords, message in [
         ({"hidden_size": 0}, "hidden_size is 0, expected at least 1"),
         ({"dropout": 1.5, "num_layers": 2}, "dropout is 1.5, expected a probability"),
-        ({"activation": "gelu"}, "activation is 'gelu', expected one of"),
+        ({"activation": "gelu"}, "activation is 'gelu', expected 'identity', 'tanh'"),
         ({"highway": "identity"}, "highway is 'identity', expected 'auto'"),
     ]:
         with pytest.raises(ValueError, match=f"SRU: {message}"):

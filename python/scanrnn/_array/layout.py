@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from . import owner_of
 from ._types import ACCUMULATION, COMPUTE, ITEMSIZES, NAMES, Descriptor, Library
-from .options import check_sequence_options, time_axis
+from .options import check_sequence_options, listed, time_axis
 from .values import check_lengths, check_offsets
 
 PaddingSide: TypeAlias = Literal["left", "right"]
@@ -31,8 +31,7 @@ def expect_shape(fn: str, name: str, got: Sequence[int], expected: Sequence[int]
 def expect_dtype(fn: str, name: str, array: Any, code: int, expected: Sequence[int]) -> None:
     """TypeError unless the dtype code of an array is one of those expected."""
     if code not in expected:
-        *first, last = [NAMES[c] for c in dict.fromkeys(expected)]
-        names = f"{', '.join(first)} or {last}" if first else last
+        names = listed(NAMES[c] for c in dict.fromkeys(expected))
         raise TypeError(f"{fn}: {name} has dtype {array.dtype}, expected {names}")
 
 
@@ -178,7 +177,7 @@ class Layout:
             return None
         array = self.library.auxiliary(value, main)
         kind = array.dtype.kind
-        if kind == "f" or array.dtype.name == "bfloat16":
+        if kind == "f" or array.dtype.name == "bfloat16" or isinstance(value, (list, tuple)):
             array = array != 0
         elif kind != "b" and array.dtype != "uint8":
             raise TypeError(

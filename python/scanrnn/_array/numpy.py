@@ -19,6 +19,7 @@ from ._types import (
     UINT8,
     Descriptor,
 )
+from .options import listed
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -80,9 +81,8 @@ class NumPy:
         """Descriptor from the array's own attributes; what NumPy and CuPy have in common."""
         code = dtype_code(array.dtype)
         if code is None:
-            raise TypeError(
-                f"{fn}: {name} has dtype {array.dtype}, expected {', '.join(NAMES[:6])}"
-            )
+            names = listed(NAMES[c] for c in COMPUTE)
+            raise TypeError(f"{fn}: {name} has dtype {array.dtype}, expected {names}")
         itemsize = ITEMSIZES[code]
         shape, strides = array.shape, array.strides
         for size, stride in zip(shape, strides, strict=True):

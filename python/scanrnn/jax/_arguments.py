@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, get_args
 
+from .._array.options import real_number
 from ..cells import SruActivation
 from ._fused import activation_number
 
@@ -67,9 +68,10 @@ def qrnn_call(fn: str, z: Any, f: Any, o: Any, i: Any, c0: Any, activation: str)
 
 
 def rg_lru_call(fn: str, x: Any, r: Any, i: Any, lam: Any, h0: Any, c: float) -> CellCall:
-    if not c > 0:
+    factor = real_number(fn, "c", c)
+    if not factor > 0:
         raise ValueError(f"{fn}: c is {c}, expected a positive number")
-    return fn, "rg_lru", {"x": x, "r": r, "i": i, "lam": lam}, ("h0", h0), (float(c),)
+    return fn, "rg_lru", {"x": x, "r": r, "i": i, "lam": lam}, ("h0", h0), (factor,)
 
 
 # ---- Nonlinear cells -----------------------------------------------------------------------------

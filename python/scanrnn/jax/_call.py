@@ -106,6 +106,8 @@ def _check_lengths(fn: str, value: Any, batch: tuple[int, ...], time: int) -> Ar
 
 def _check_reset(fn: str, value: Any, batch: tuple[int, ...], time: int) -> Array:
     array = as_array(fn, "reset", value)
+    if isinstance(value, (list, tuple)):
+        array = array != 0
     if array.dtype not in (np.bool_, np.uint8) and not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
             f"{fn}: reset has dtype {array.dtype.name}, expected bool, uint8 or a float"

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .. import _core
+from .._array.options import place_of
 from ._call import (
     REAL_DTYPES,
     Call,
@@ -122,10 +123,7 @@ CELLS = {name: _cell(row) for name, row in _TABLE.items()}
 
 def activation_number(fn: str, name: str, among: Sequence[str] = tuple(ACTIVATIONS)) -> float:
     """The core's number of an activation. ValueError if there is none of that name."""
-    if name not in among:
-        *first, last = map(repr, among)
-        raise ValueError(f"{fn}: activation is {name!r}, expected {', '.join(first)} or {last}")
-    return float(list(ACTIVATIONS).index(name))
+    return float(place_of(fn, "activation", name, among))
 
 
 Specs: TypeAlias = Sequence[Mapping[str, Any]]  # inputs of a row of the core's tables

@@ -21,6 +21,7 @@ from jax import Array
 from jax.interpreters import ad
 
 from .. import _core
+from .._array.options import solver_numbers
 from .._solve_report import COLUMNS, SolveReport
 from ._arguments import recurrent_sru_call, sru_call
 from ._call import Call, check_state
@@ -341,16 +342,12 @@ def _settings(
     segment: int | None,
     report: bool,
 ) -> Settings:
-    if tolerance is not None and not tolerance > 0:
-        raise ValueError(f"{fn}: tolerance is {tolerance}, expected None or a positive number")
-    for name, value, least in (("max_passes", max_passes, 0), ("segment", segment, 1)):
-        if value is not None and not least <= operator.index(value) < 2**31:
-            raise ValueError(f"{fn}: {name} is {value}, expected {least} to {2**31 - 1}")
+    change, passes, steps = solver_numbers(fn, tolerance, max_passes, segment)
     return Settings(
         **asdict(options),
-        tolerance=float(tolerance or 0),
-        max_passes=operator.index(max_passes),
-        segment=operator.index(segment or 0),
+        tolerance=change,
+        max_passes=passes,
+        segment=steps,
         report=report,
     )
 

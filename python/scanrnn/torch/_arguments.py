@@ -8,11 +8,10 @@ from typing import Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from scanrnn._array.options import check_sequence_options, time_axis
+from scanrnn._array.options import check_sequence_options, place_of, time_axis
 from scanrnn._array.values import check_lengths, check_offsets
 from scanrnn.cells import Activation
 
-from ._cells import ACTIVATIONS
 from ._ops import (
     ACCUMULATION,
     REAL,
@@ -27,15 +26,12 @@ from ._ops import (
 #: cu_seqlens, lengths, reset, reverse, left_padded, as the operators take them
 Sequences: TypeAlias = tuple[OptTensor, OptTensor, OptTensor, bool, bool]
 
-_CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
-
-def activation_code(fn: str, activation: str, allowed: Any = Activation) -> int:
+def activation_code(
+    fn: str, activation: str, allowed: Any = Activation, name: str = "activation"
+) -> int:
     """The operator's code for an activation's name, one of a Literal's."""
-    names = get_args(allowed)
-    if activation not in names:
-        raise ValueError(f"{fn}: activation is {activation!r}, expected one of {[*names]}")
-    return _CODES[activation]
+    return place_of(fn, name, activation, get_args(allowed))
 
 
 def require_tensor(fn: str, name: str, t: object) -> None:
@@ -153,7 +149,7 @@ class Layout:
 
 def one_step(t: OptTensor) -> Any:
     """A step as a sequence of one step."""
-    return t.unsqueeze(-2) if isinstance(t, Tensor) else t
+    return t.unsqueeze(-2) if isinstance(t, Tensor) and t.ndim else t
 
 
 class Call:

@@ -47,6 +47,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from scanrnn import _core
+from scanrnn._array.options import listed
 
 OptTensor: TypeAlias = Tensor | None
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -96,7 +97,7 @@ def check_shape(fn: str, name: str, t: OptTensor, expected: Sequence[int]) -> No
 def check_dtype(fn: str, name: str, t: OptTensor, allowed: Collection[torch.dtype]) -> None:
     """Raise TypeError unless t is None or has one of the allowed dtypes."""
     if t is not None and t.dtype not in allowed:
-        expected = " or ".join(map(name_of, dict.fromkeys(allowed)))
+        expected = listed(map(name_of, dict.fromkeys(allowed)))
         raise TypeError(f"{fn}: {name} has dtype {name_of(t.dtype)}, expected {expected}")
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
 from scanrnn._array.layout import PaddingSide
-from scanrnn._array.options import check_padding_side
+from scanrnn._array.options import check_padding_side, whole_number
 
 from . import _cells
 from ._arguments import (
@@ -21,6 +21,7 @@ from ._arguments import (
     autocast_applies,
     flag_tensor,
     index_tensor,
+    require_tensor,
     state_dtype,
     to_device_of,
     without_padding,
@@ -73,7 +74,7 @@ class Recurrent(nn.Module, Generic[StateT]):
             ("num_layers", num_layers, 1),
             ("proj_size", proj_size, 0),
         ):
-            if size < least:
+            if whole_number(self._fn, name, size) < least:
                 raise ValueError(f"{self._fn}: {name} is {size}, expected at least {least}")
         self._require_probability("dropout", dropout)
         if dropout > 0 and num_layers == 1:
@@ -345,6 +346,7 @@ class Recurrent(nn.Module, Generic[StateT]):
                 f"{self._fn}: a bidirectional layer has no step, expected one direction: the "
                 "second needs the whole sequence"
             )
+        require_tensor(self._fn, "input of step", input)
         if input.ndim not in (1, 2):
             raise ValueError(f"{self._fn}: input of step has {input.ndim} axes, expected 1 or 2")
         axis = 1 if self.batch_first and input.ndim == 2 else 0
@@ -391,6 +393,7 @@ class Recurrent(nn.Module, Generic[StateT]):
         padding_side: str,
     ) -> tuple[Tensor, list[Tensor]]:
         fn = self._fn
+        require_tensor(fn, "input", input)
         if input.ndim not in (2, 3):
             raise ValueError(f"{fn}: input has {input.ndim} axes, expected 2 or 3")
         if input.shape[-1] != self.input_size:

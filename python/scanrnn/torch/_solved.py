@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from scanrnn._array.options import solver_numbers
 from scanrnn._solve_report import SolveReport
 
 from . import _solve
 from ._arguments import Sequences, state_dtype
 from ._ops import OptTensor
 from ._recurrent import Recurrent, StateT
-from .diagonal import solver_numbers
 
 # From PyTorch 2.7 on. Before, compiled modules keep no reports either.
 _is_exporting: Callable[[], bool] = getattr(

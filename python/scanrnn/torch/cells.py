@@ -37,6 +37,7 @@ from torch import Tensor
 
 from scanrnn import _docs
 from scanrnn._array.layout import PaddingSide
+from scanrnn._array.options import real_number
 from scanrnn.cells import Activation, SequenceOptions, SolveOptions, SruActivation
 
 from . import _cells
@@ -799,7 +800,7 @@ def rg_lru(
         {"x": x, "r": r, "i": i},
         {"lam": lam},
         ("h0", h0),
-        [float(c)],
+        [real_number("rg_lru", "c", c)],
         axis,
         reverse,
         cu_seqlens,

@@ -15,6 +15,7 @@ from torch import _VF, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
+from ._arguments import require_tensor
 from ._ops import name_of
 from ._relax import costs, plan
 from ._relax.adjoint import Relax
@@ -30,6 +31,11 @@ Index = NDArray[np.int64]
 
 _CUDNN_LIMIT = 65536  # cuDNN refuses this many steps
 _LONGEST = 32768  # steps of a call where there are more
+
+
+def _autocasts(x: Tensor) -> bool:
+    # Tensors without data are on a device that PyTorch's question does not know.
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 class _Parallel(nn.RNNBase):
@@ -177,8 +183,8 @@ class _Parallel(nn.RNNBase):
             x, batch_sizes, order, back = input
         else:
             x = input
-        single = not packed and x.ndim == 2
         self._check_input(x, packed)
+        single = not packed and x.ndim == 2
         time_axis, batch_axis = (1, 0) if self.batch_first else (0, 1)
         if single:
             x = x.unsqueeze(batch_axis)
@@ -230,6 +236,7 @@ class _Parallel(nn.RNNBase):
             raise ValueError(
                 f"{name}: a bidirectional layer has no step, it needs the whole sequence"
             )
+        require_tensor(name, "input of step", input)
         if input.ndim not in (1, 2):
             raise ValueError(f"{name}: input of step has {input.ndim} axes, expected 1 or 2")
         axis = 1 if self.batch_first and input.ndim == 2 else 0
@@ -243,6 +250,7 @@ class _Parallel(nn.RNNBase):
 
     def _check_input(self, x: Tensor, packed: bool) -> None:
         name, weight = type(self).__name__, self._weights()[0]
+        require_tensor(name, "input", x)
         if not packed and x.ndim not in (2, 3):
             raise ValueError(f"{name}: input has {x.ndim} axes, expected 2 or 3")
         if x.shape[-1] != self.input_size:
@@ -258,7 +266,7 @@ class _Parallel(nn.RNNBase):
                 f"{name}: input is on device {x.device}, expected {weight.device} (the device of "
                 "the weights)"
             )
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != weight.dtype and not _autocasts(x):
             raise TypeError(
                 f"{name}: input has dtype {name_of(x.dtype)}, expected {name_of(weight.dtype)} "
                 "(the dtype of the weights)"
@@ -285,7 +293,7 @@ class _Parallel(nn.RNNBase):
                 )
             if part.device != x.device:
                 raise ValueError(f"{name}: {label} is on device {part.device}, expected {x.device}")
-            if part.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            if part.dtype != x.dtype and not _autocasts(x):
                 raise TypeError(
                     f"{name}: {label} has dtype {name_of(part.dtype)}, expected {name_of(x.dtype)} "
                     "(the dtype of the input)"
@@ -305,7 +313,8 @@ class _Parallel(nn.RNNBase):
         if (
             self.parallel is False
             or x.numel() == 0
-            or torch.is_autocast_enabled(x.device.type)
+            or x.is_meta
+            or _autocasts(x)
             or torch._C._are_functorch_transforms_active()
             or x.dtype not in costs.TOLERANCE
         ):

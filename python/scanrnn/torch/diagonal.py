@@ -31,6 +31,7 @@ from torch import Tensor
 
 from scanrnn import _docs
 from scanrnn._array.layout import PaddingSide
+from scanrnn._array.options import solver_numbers
 from scanrnn._nonlinear import SolveOptions
 from scanrnn._solve_report import SolveReport
 from scanrnn.cells import SruActivation
@@ -50,23 +51,6 @@ __all__ = [
 ]
 
 _documented = _docs.documented(_docs.TORCH)
-
-
-def solver_numbers(
-    fn: str, tolerance: float | None, max_passes: int, segment: int | None
-) -> tuple[float, int, int]:
-    """The operator's tolerance, max_passes and segment, where 0 means a default.
-
-    Raises:
-        ValueError: one of them is out of range.
-    """
-    if tolerance is not None and not tolerance > 0:
-        raise ValueError(f"{fn}: tolerance is {tolerance}, expected a positive number")
-    if max_passes < 0:
-        raise ValueError(f"{fn}: max_passes is {max_passes}, expected at least 0")
-    if segment is not None and segment < 1:
-        raise ValueError(f"{fn}: segment is {segment}, expected at least 1")
-    return tolerance or 0.0, max_passes, segment or 0
 
 
 def solve_cell(

@@ -301,7 +301,7 @@ class IndRNN(_Diagonal[Tensor]):
             proj_size=proj_size, variational=variational,
         )  # fmt: skip
         self.nonlinearity = nonlinearity
-        self._activation = activation_code(self._fn, nonlinearity, SruActivation)
+        self._activation = activation_code(self._fn, nonlinearity, SruActivation, "nonlinearity")
         self._solve_by(tolerance, max_passes, segment)
         self._build(device, dtype)
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from scanrnn import _docs
+from scanrnn._array.options import whole_number
 from scanrnn.cells import Activation, SruActivation
 
 from ._arguments import Sequences, activation_code, state_dtype, without_padding
@@ -772,9 +773,11 @@ class _Diagonal(Recurrent[Tensor]):
             variational=variational,
         )  # fmt: skip
         self.state_size = hidden_size if state_size is None else state_size
-        if self.state_size < 1:
+        if whole_number(self._fn, "state_size", self.state_size) < 1:
             raise ValueError(f"{self._fn}: state_size is {state_size}, expected at least 1")
-        dtype = torch.get_default_dtype() if dtype is None else dtype
+        self._require_wide(torch.get_default_dtype() if dtype is None else dtype)
+
+    def _require_wide(self, dtype: torch.dtype) -> None:
         if dtype not in (torch.float32, torch.float64):
             raise TypeError(
                 f"{self._fn}: dtype is {name_of(dtype)}, expected float32 or float64: there are no "
@@ -811,6 +814,7 @@ class _Diagonal(Recurrent[Tensor]):
     def _layer(
         self, layer: int, x: Tensor, states: tuple[OptTensor, ...], options: Sequences
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self._require_wide(self._of("weight_b", layer).dtype)  # module.half() may have been called
         lam, factor = self._discretise(layer)
         weight_b = torch.view_as_complex(self._of("weight_b", layer)) * factor.unsqueeze(-1)
         # Real rows in pairs, so that the product is complex numbers without a copy.

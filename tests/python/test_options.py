@@ -1,0 +1,95 @@
+"""Options that are numbers or flags: every frontend takes and refuses the same."""
+
+import math
+
+import numpy as np
+import pytest
+import scanrnn.cells
+
+
+@pytest.fixture(params=["numpy", "torch", "jax"])
+def frontend(request):
+    """The functions of a frontend, and how it makes an array."""
+    if request.param == "numpy":
+        return scanrnn.cells, np.asarray
+    module = pytest.importorskip(f"scanrnn.{request.param}")
+    library = pytest.importorskip({"torch": "torch", "jax": "jax.numpy"}[request.param])
+    return module, library.asarray
+
+
+X = np.ones((2, 5, 3), np.float32)
+V = np.full(3, 0.5, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error", "expected"),
+    [
+        ("tolerance", 0, ValueError, "a positive number"),
+        ("tolerance", -1.0, ValueError, "a positive number"),
+        ("tolerance", math.nan, ValueError, "a positive number"),
+        ("tolerance", math.inf, ValueError, "a positive number"),
+        ("tolerance", "1e-6", TypeError, "a number"),
+        ("tolerance", [1e-6], TypeError, "a number"),
+        ("max_passes", -1, ValueError, "at least 0"),
+        ("max_passes", 1.5, TypeError, "a whole number"),
+        ("max_passes", None, TypeError, "a whole number"),
+        ("segment", 0, ValueError, "at least 1"),
+        ("segment", -5, ValueError, "at least 1"),
+        ("segment", 2.0, TypeError, "a whole number"),
+        ("axis", 3, ValueError, r"-3\.\.2"),
+        ("axis", 1.0, TypeError, "a whole number"),
+        ("axis", "T", TypeError, "a whole number"),
+    ],
+)
+def test_s08_numbers(frontend, option, value, error, expected):
+    functions, array = frontend
+    with pytest.raises(error, match=rf"^indrnn: {option} is .*, expected {expected}"):
+        functions.indrnn(array(X), array(V), **{option: value})
+
+
+@pytest.mark.parametrize("value", ["8", None])
+def test_s08_the_factor_of_rg_lru(frontend, value):
+    functions, array = frontend
+    for x, name, state in ((X, "rg_lru", ()), (X[:, 0], "rg_lru(_step)?", (None,))):
+        function = functions.rg_lru_step if state else functions.rg_lru
+        with pytest.raises(TypeError, match=rf"^{name}: c is {value!r}, expected a number"):
+            function(*[array(x)] * 3, array(V), *state, c=value)
+
+
+def test_endless_passes_and_segments(frontend):
+    functions, array = frontend
+    want = functions.indrnn(array(X), array(V))
+    for options in ({"max_passes": 2**70}, {"segment": 2**70}, {"segment": 10**12}):
+        got = functions.indrnn(array(X), array(V), **options)
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_w03_reset_flags_as_a_sequence_of_numbers(frontend, kind):
+    functions, array = frontend
+    flags = [kind([0, 1, 0, 0, 1]), kind([1, 0, 0, 0, 0])]
+    got = functions.gilr(array(X), array(X), reset=kind(flags))
+    want = functions.gilr(array(X), array(X), reset=array(np.array(flags, bool)))
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    assert (np.asarray(want) != np.asarray(functions.gilr(array(X), array(X)))).any()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.complex64])
+def test_d01_dtypes_that_cells_do_not_have(frontend, dtype):
+    """The error names those that they have, and no others."""
+    functions, array = frontend
+    wrong = array(X.astype(dtype))
+    with pytest.raises(TypeError, match=r"^gilr: f has dtype .*, expected .*float64") as caught:
+        functions.gilr(wrong, wrong)
+    assert "complex" not in str(caught.value).partition("expected")[2]
+
+
+def test_s08_shapes_of_a_step(frontend):
+    functions, array = frontend
+    one = array(X[:, 0])
+    with pytest.raises(ValueError, match=r"^gilr.*: h0? has shape \(2, 2\), expected \(2, 3\)"):
+        functions.gilr_step(one, one, one[:, :2])
+    with pytest.raises(ValueError, match=r"^gilr.*: z has shape \(2, (1, )?2\), expected"):
+        functions.gilr_step(one, one[:, :2], None)
+    with pytest.raises(ValueError, match=r"^gilr.*: f has shape \(\), expected"):
+        functions.gilr_step(one[0, 0], one[0, 0], None)
