@@ -694,6 +694,28 @@ def test_a_trial_costs_little():
     assert trial(64, 65280, 5000) is None
 
 
+def test_a_probe_costs_little():
+    x = torch.empty(0, device="meta")
+    big, small = Kernel("LSTM", 256, 256), Kernel("LSTM", 64, 64)
+
+    def share(kernel, B, T, grad=True):
+        steps = plan.probe_steps(kernel, B, T, x, grad)
+        looks = [n for n in (128, 512, 2048) if n < steps] + [steps]
+        args = 2 * plan.PROBE_PLACES, "cuda", torch.float32, False, False
+        runs = np.diff([0, *looks])
+        us = sum(costs.run_us(kernel, float(n), *args) for n in runs)
+        return us / costs.run_us(kernel, T, B, "cuda", torch.float32, grad, False)
+
+    for grad in (False, True):
+        for kernel in (big, small):
+            for B in (1, 8, 64):
+                assert 0.01 < share(kernel, B, 65280, grad) < 0.04
+    assert share(big, 32, 4096) < 0.04
+    assert plan.probe_steps(big, 32, 4096, x, True) > 300  # a network that was trained needs them
+    assert plan.probe_steps(big, 1, 512, x, True) == plan.BURN_IN
+    assert plan.probe_steps(big, 1, 64, x, True) == 32
+
+
 def test_where_relaxing_pays():
     def choice(kernel, B, T, device="cuda", grad=True, burn_in=48):
         return plan.choose(kernel, B, T, B * T, device, torch.float32, grad, burn_in)
