@@ -24,7 +24,6 @@ BURN_IN = 48  # steps; weights as initialised forget to 5e-7 in 32 steps, to 1e-
 PROBE_STEPS = 128  # the first length of a probe
 PROBE_GROWTH = 4  # of its length, as long as states don't agree: each look waits for the device
 PROBE_PLACES = 8  # at which it looks
-PROBE_LOOKS = 3  # a probe is thought to take, each with a call's time beside its steps
 PROBE_SHARE = 0.035  # of the serial cost is what all of a probe may take
 TRIAL_SHARE = 0.05  # of the serial cost is what two passes may take that show that more don't pay
 EXTRA_SHARE = 0.08  # of the serial cost are what passes that were not planned may take
@@ -144,9 +143,9 @@ def _cost_of_runs(
 def probe_steps(kernel: Kernel, sequences: int, longest: int, x: Tensor, grad: bool) -> int:
     """Steps that a probe may take: of small layers and short sequences two looks in any case."""
     run = _cost_of_runs(kernel, x.device.type, x.dtype)
-    looks = PROBE_LOOKS * costs.machine(x.device.type).call[0]
+    call = costs.machine(x.device.type).call[0]
     step = run(1e4, 2 * PROBE_PLACES, False, False) / 1e4
-    steps = (PROBE_SHARE * run(longest, sequences, grad, False) - looks) / step
+    steps = (PROBE_SHARE * run(longest, sequences, grad, False) - call) / step
     two_looks = min(PROBE_GROWTH * PROBE_STEPS, longest // 25)
     return min(max(int(steps), two_looks, BURN_IN), longest // 2)
 
