@@ -127,14 +127,14 @@ def after_training(ours: Contender, theirs: Contender, steps: int, span: int) ->
     print(f"outputs differ by {difference:.1e}\n{ours.lstm.last_report}")
 
 
-def plot(path: Path, ours: Contender, theirs: Contender, title: str) -> None:
+def plot(path: Path, contenders: list[Contender], title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    for c, style in ((theirs, "-"), (ours, "--")):
+    for c, style in zip(contenders, ("-", "--"), strict=False):
         elapsed, losses = torch.tensor(c.seconds).cumsum(0), torch.tensor(c.losses)
         recent = losses.unfold(0, min(20, len(losses)), 1).mean(1)
         axes[0].plot(recent, style, label=c.name, linewidth=1.5)
@@ -198,8 +198,8 @@ def main() -> int:
         print(f"wall time {walls[0]:.1f} s, ours {walls[1]:.1f} s ({walls[0] / walls[1]:.1f}x)")
     if args.long:
         after_training(ours, theirs, args.long, args.span)
-    if args.plot and not args.alone:
-        plot(args.plot, ours, theirs, title)
+    if args.plot:
+        plot(args.plot, contenders, title)
     for text in failures:
         print("FAILED:", text)
     return 1 if failures else 0

@@ -2,13 +2,22 @@
 
 # ruff: noqa: E402
 import copy
+import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import scanrnn.torch as srt
-from dense_helpers import KINDS, assert_same, distance, network, outcome
+from dense_helpers import (
+    KINDS,
+    PROCESSES,
+    assert_same,
+    assert_steps,
+    distance,
+    network,
+    outcome,
+)
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -132,6 +141,31 @@ def test_m06_calls_repeat_their_bits(device):
         assert all(torch.equal(a, b) for a, b in zip(first[0], again[0], strict=True))
         for a, b in zip(first[1], again[1], strict=True):
             assert distance(a, b) < 1e-5  # cuDNN itself need not repeat its bits
+
+
+def test_m06_processes(cuda, run_python):
+    code = PROCESSES.format(path=sys.path, device=cuda, gradients=False, start="spawn")
+    assert run_python(code) == run_python(code)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_w05_steps_in_half_precision(device, cls, dtype):
+    reference = network(cls, 5, 16, num_layers=2, batch_first=True).to(device, dtype)
+    module = ours(reference)
+    x = sequences(reference, 200, 3, device, requires_grad=False)
+    assert assert_steps(module, reference, x, dtype).status == "converged"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_w05_steps_under_autocast(cuda, cls, dtype):
+    reference = network(cls, 5, 16, num_layers=2, batch_first=True, dtype=torch.float32).to(cuda)
+    module = ours(reference)
+    x = sequences(reference, 200, 3, cuda, requires_grad=False)
+    with torch.autocast(cuda, dtype):
+        report = assert_steps(module, reference, x, dtype)
+    assert report.status == "serial"
 
 
 def test_long_training_is_torchs(device):

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 import scanrnn.torch as srt
 import torch
-from dense_helpers import KINDS, assert_same, distance, network, outcome, parts
+from dense_helpers import (
+    KINDS,
+    PROCESSES,
+    assert_same,
+    assert_steps,
+    by_steps,
+    distance,
+    network,
+    outcome,
+    parts,
+)
 from hypothesis import given
 from scanrnn.torch._relax import costs, plan
 from scanrnn.torch._relax.forward import Call
@@ -283,14 +293,9 @@ def test_w05_steps_are_the_sequence(cls):
     reference = network(cls, num_layers=2, batch_first=True)
     module = ours(reference)
     x = sequences(reference, 200, 3, requires_grad=False)
-    y, hx = module(x[:, :100])
-    outputs = [y]
-    for t in range(100, 200):
-        y, hx = module.step(x[:, t], hx)
-        assert y.shape == (3, 6)
-        outputs.append(y[:, None])
+    got, hx = by_steps(module, x, 100)
     want, final = module(x)
-    assert distance(torch.cat(outputs, 1), want) < 1e-12
+    assert distance(got, want) < 1e-12
     assert distance(torch.stack(parts((final, hx))[1:])[0], parts((final, final))[1]) < 1e-12
     assert module.step(x[0, 0])[0].shape == (6,)
     for a, b in zip(parts(module.step(x[:, 0], hx)), parts(module.step(x[:, 0], hx)), strict=True):
@@ -299,6 +304,25 @@ def test_w05_steps_are_the_sequence(cls):
         ours(network(cls, bidirectional=True)).step(x[:, 0])
     with pytest.raises(ValueError, match="input of step has 3 axes, expected 1 or 2"):
         module.step(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_w05_steps_in_half_precision(cls, dtype):
+    reference = network(cls, 5, 16, num_layers=2, batch_first=True).to(dtype)
+    module = ours(reference)
+    x = sequences(reference, 200, 3, requires_grad=False)
+    assert assert_steps(module, reference, x, dtype).status == "converged"
+
+
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_w05_steps_under_autocast(cls):
+    reference = network(cls, 5, 16, num_layers=2, batch_first=True, dtype=torch.float32)
+    module = ours(reference)
+    x = sequences(reference, 200, 3, requires_grad=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        report = assert_steps(module, reference, x, torch.bfloat16)
+    assert report.status == "serial"
 
 
 @given(
@@ -562,6 +586,19 @@ def test_m06_calls_repeat_their_bits():
         assert all(torch.equal(a, b) for k in (0, 1) for a, b in zip(first[k], again[k]))  # noqa: B905
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_m06_processes(run_python, start):
+    if start == "fork" and torch.cuda.is_available():
+        pytest.skip("PyTorch refuses backward in the child of a process that ran it with CUDA")
+    code = PROCESSES.format(path=sys.path, device="cpu", gradients=True, start=start)
+    # From Python 3.12 on, forking a process with threads warns. OpenMP's can't be forked.
+    first, second = (
+        run_python(code, "-W", "ignore::DeprecationWarning", OMP_NUM_THREADS="1") for _ in range(2)
+    )
+    assert first == second
+
+
 def test_the_burn_in_follows_the_network():
     reference = network("LSTM", 5, 16)
     module = ours(reference)
@@ -650,6 +687,23 @@ def test_passes_that_bring_nothing_together_end_after_two(monkeypatch):
     assert (module.last_report.status, module.last_report.pause) == ("serial", True)
 
 
+@pytest.mark.usefixtures("_rows_cost_little")
+@pytest.mark.slow
+def test_a_backward_pass_that_fell_back_is_not_repeated(monkeypatch):
+    monkeypatch.setattr(plan.Plan, "pass_us", lambda self, rows, grad: math.inf if grad else 0.0)
+    reference = network("LSTM", 5, 32, gate=2)
+    module = ours(reference, parallel=None, width=200)
+    module._history[0].learn(16)
+    x = sequences(reference, 12_000, 1)
+    want, got = (outcome(m, x, inputs=(x,)) for m in (reference, module))
+    report = module.last_report
+    assert (report.status, report.adjoint.status) == ("converged", "fell_back")
+    assert report.adjoint.first_unconverged_step > 0
+    assert_same(got, want, 1e-9, 1e-8)
+    module(x)
+    assert (module.last_report.status, module.last_report.pause) == ("serial", True)
+
+
 def test_a_trial_costs_little():
     kernel = Kernel("LSTM", 256, 256)
 
@@ -671,6 +725,28 @@ def test_a_trial_costs_little():
     assert trial(1, 65280, 40_000) is None
     assert trial(1, 64, 10) is None
     assert trial(64, 65280, 5000) is None
+
+
+def test_a_probe_costs_little():
+    x = torch.empty(0, device="meta")
+    big, small = Kernel("LSTM", 256, 256), Kernel("LSTM", 64, 64)
+
+    def share(kernel, B, T, grad=True):
+        steps = plan.probe_steps(kernel, B, T, x, grad)
+        looks = [n for n in (128, 512, 2048) if n < steps] + [steps]
+        args = 2 * plan.PROBE_PLACES, "cuda", torch.float32, False, False
+        runs = np.diff([0, *looks])
+        us = sum(costs.run_us(kernel, float(n), *args) for n in runs)
+        return us / costs.run_us(kernel, T, B, "cuda", torch.float32, grad, False)
+
+    for grad in (False, True):
+        for kernel in (big, small):
+            for B in (1, 8, 64):
+                assert 0.01 < share(kernel, B, 65280, grad) < 0.04
+    assert share(big, 32, 4096) < 0.04
+    assert plan.probe_steps(big, 32, 4096, x, True) > 300  # a network that was trained needs them
+    assert plan.probe_steps(big, 1, 512, x, True) == plan.BURN_IN
+    assert plan.probe_steps(big, 1, 64, x, True) == 32
 
 
 def test_where_relaxing_pays():
@@ -748,11 +824,13 @@ def test_s08_errors_name_argument_given_and_expected():
         module(x, (h, h[:, :4]))
     with pytest.raises(TypeError, match=r"LSTM: hx\[0\] has dtype float64, expected float32"):
         module(x, (h.double(), h))
-    with pytest.raises(ValueError, match="LSTM: hx is not a pair of tensors"):
+    with pytest.raises(ValueError, match="LSTM: hx is a Tensor, expected a pair of tensors"):
         module(x, h[:3])
+    with pytest.raises(ValueError, match="LSTM: hx is a tuple of 3, expected a pair of tensors"):
+        module(x, (h, h, h))
     with pytest.raises(ValueError, match=r"GRU: hx has shape \(4, 5, 4\), expected \(1, 5, 4\)"):
         gru(x, h)
-    with pytest.raises(ValueError, match="GRU: hx is not a tensor"):
+    with pytest.raises(ValueError, match="GRU: hx is a tuple of 2, expected a tensor"):
         gru(x, (h, h))
     with pytest.raises(ValueError, match=r"GRU: hx has shape \(4, 5, 4\), expected \(1, 4\)"):
         gru(x[:, 0], h)

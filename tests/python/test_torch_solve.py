@@ -796,7 +796,7 @@ def test_s08_wrong_calls():
         solve(kind, u, *nothing, weights, None, torch.zeros(1, 2, 3), None, None)
     with pytest.raises(TypeError, match="bias has dtype float64, expected float32"):
         solve(kind, u, *nothing, weights, None, weights.double(), None, None)
-    with pytest.raises(ValueError, match="there are more than 1 initial states"):
+    with pytest.raises(ValueError, match="indrnn: second was given, expected None"):
         solve(kind, u, *nothing, weights, *nothing, torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match=r"h0 has shape \(2, 2, 3\), expected \(1, 2, 3\)"):
         solve(kind, u, *nothing, weights, None, None, torch.zeros(2, 2, 3), None)

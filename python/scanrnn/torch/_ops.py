@@ -242,9 +242,12 @@ def allocate(size: int, ordinal: int) -> tuple[int, Tensor]:
     return memory.data_ptr(), memory
 
 
-def tail(sequences: Sequence[OptTensor], left_padded: bool, like: Tensor) -> tuple[Any, ...]:
+def tail(
+    sequences: Sequence[OptTensor], left_padded: bool, like: Tensor
+) -> tuple[Descriptor, Descriptor, Descriptor, bool, int, Any]:
     """What calls of the core end with, behind `reverse`."""
-    return (*map(describe, sequences), left_padded, stream_of(like), allocate)
+    packs, valid, resets = map(describe, sequences)
+    return packs, valid, resets, left_padded, stream_of(like), allocate
 
 
 def _batches(
@@ -514,7 +517,9 @@ def sum_of(s: OptTensor, t: OptTensor, like: Tensor) -> Tensor:
 def _batched(fn: str, info: Any, in_dims: Any, args: Sequence[Any], packs: int) -> list[Any]:
     """Arguments with the axis of torch.vmap first, which is one more batch axis."""
     if in_dims[packs] is not None:
-        raise NotImplementedError(f"{fn}: torch.vmap over cu_seqlens is not supported")
+        raise NotImplementedError(
+            f"{fn}: torch.vmap over cu_seqlens is not supported, expected the same for all samples"
+        )
     return [
         t
         if not isinstance(t, Tensor) or i == packs

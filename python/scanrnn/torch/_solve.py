@@ -48,14 +48,12 @@ from ._ops import (
     SEQUENCES,
     OptTensor,
     Tensors,
-    allocate,
     asks_for_gradients,
     check_devices,
     check_dtype,
     check_sequences,
     check_shape,
     define,
-    describe,
     describe_block,
     describe_row,
     entry_steps,
@@ -67,7 +65,7 @@ from ._ops import (
     returnable,
     scan,
     situation,
-    stream_of,
+    tail,
     valid_steps,
 )
 
@@ -272,8 +270,8 @@ class _Call:
         for name, t in zip(initial, states, strict=False):
             check_dtype(fn, name, t, dtypes)
             check_shape(fn, name, t, (d, N, D))
-        if any(t is not None for t in states[len(initial) :]):
-            raise ValueError(f"{fn}: there are more than {len(initial)} initial states")
+        if len(initial) < STATES and states[-1] is not None:
+            raise ValueError(f"{fn}: second was given, expected None")
         device = u.device
         for t in (*self.tensors, self.cu_seqlens, self.lengths, self.reset):
             if t is not None and t.device != device:
@@ -334,8 +332,7 @@ def _solve(*args: Any) -> Tensors:
     call = _Call(tensors, sequences, *rest)
     y, kept, last, last2, report = outputs = _outputs(call, call.check(), keep)
     states = len(call.cell.states)
-    packs, valid, resets = map(describe, sequences[:3])
-    stream = stream_of(y)
+    rest_of_call = tail(sequences[:3], call.left_padded, y)
     for d in range(call.directions):
         inputs, initial = _describe(call, d, tensors)
         _core.solve_forward(
@@ -351,12 +348,7 @@ def _solve(*args: Any) -> Tensors:
             max_passes,
             segment,
             call.sequences(d)[3],
-            packs,
-            valid,
-            resets,
-            call.left_padded,
-            stream,
-            allocate,
+            *rest_of_call,
         )
     return outputs
 
@@ -382,8 +374,7 @@ def _solve_backward(*args: Any) -> tuple[OptTensor, ...]:
     if cell.kept_state >= 0 and (kept is None or kept.ndim == 1):
         y, kept, *_ = _solve(*tensors, *sequences, *rest, tolerance, max_passes, segment, True)
     gradients = new_gradients(tensors, wanted)
-    packs, valid, resets = map(describe, sequences[:3])
-    stream = stream_of(call.u)
+    rest_of_call = tail(sequences[:3], call.left_padded, call.u)
     for d in range(call.directions):
         inputs, initial = _describe(call, d, tensors)
         dinputs, dinitial = _describe(call, d, gradients)
@@ -402,12 +393,7 @@ def _solve_backward(*args: Any) -> tuple[OptTensor, ...]:
             dinitial,
             call.options,
             call.sequences(d)[3],
-            packs,
-            valid,
-            resets,
-            call.left_padded,
-            stream,
-            allocate,
+            *rest_of_call,
             sums,
         )
     return tuple(gradients)
@@ -625,7 +611,9 @@ def _for_samples(
     """
     n = len(groups)
     if in_dims[n] is not None:
-        raise NotImplementedError("solve: torch.vmap over cu_seqlens is not supported")
+        raise NotImplementedError(
+            "solve: torch.vmap over cu_seqlens is not supported, expected the same for all samples"
+        )
     if in_dims[n + 1] is not None or in_dims[n + 2] is not None:
         pairs = [
             (t, dim if isinstance(t, Tensor) else None)

@@ -234,7 +234,8 @@ class _Parallel(nn.RNNBase):
         name = type(self).__name__
         if self.bidirectional:
             raise ValueError(
-                f"{name}: a bidirectional layer has no step, it needs the whole sequence"
+                f"{name}: a bidirectional layer has no step, expected one direction: the second "
+                "needs the whole sequence"
             )
         require_tensor(name, "input of step", input)
         if input.ndim not in (1, 2):
@@ -279,10 +280,13 @@ class _Parallel(nn.RNNBase):
         sizes = self._kernel(0).sizes
         if hx is None:
             return tuple(x.new_zeros(stacked, batch, n) for n in sizes)
-        parts = tuple(hx) if self.mode == "LSTM" else (hx,)
+        several = len(sizes) > 1 and isinstance(hx, (tuple, list))
+        parts = tuple(hx) if several else (hx,)
         if len(parts) != len(sizes) or not all(isinstance(p, Tensor) for p in parts):
+            of = f" of {len(hx)}" if isinstance(hx, (tuple, list)) else ""
             raise ValueError(
-                f"{name}: hx is not {'a pair of tensors' if len(sizes) > 1 else 'a tensor'}"
+                f"{name}: hx is a {type(hx).__name__}{of}, expected "
+                f"{'a pair of tensors' if len(sizes) > 1 else 'a tensor'}"
             )
         labels = ("hx[0]", "hx[1]") if len(sizes) > 1 else ("hx",)
         for label, part, n in zip(labels, parts, sizes, strict=True):
@@ -660,7 +664,7 @@ class _Run:
             t = np.arange(start, length)[:, None]
             everyone = len(members) == sequences.batch
             if sequences.batch_sizes is None and everyone:
-                part = x[start:]
+                part = x[start:] if start else x
             else:
                 part = sequences.take(x, t, b)
             if everyone:

@@ -200,6 +200,8 @@ class Adjoint:
         if 0 < gap < 0.1:
             factor = min(4.0, 1.1 * math.log(0.3 * tolerance) / math.log(gap))
             self.call.history.adjoint = 8 * math.ceil(steps * factor / 8)
+        elif self.report.status == "fell_back":
+            self.call.history.fail()
 
     def _serially(self, missing: State, chunk: int) -> State:
         """Pull missing cotangents back chunk after chunk, from one to the first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -156,6 +157,16 @@ def run_us(
         grad: forward and backward, not forward alone.
         many: rows are chunks.
     """
+    by_rows, per_row, call = _step(kernel, device_type, dtype, grad, many)
+    us = _interpolate(rows, by_rows) + rows * per_row
+    return max(call, 0.1 * call + steps * us)
+
+
+@lru_cache(maxsize=256)
+def _step(
+    kernel: Kernel, device_type: str, dtype: torch.dtype, grad: bool, many: bool
+) -> tuple[tuple[float, ...], float, float]:
+    """Microseconds of a step by `ROWS`, of more features by row, and of a call, at least."""
     costs = machine(device_type)
     table = costs.steps.get(kernel.mode, costs.steps["LSTM"])
     hidden = kernel.hidden // 2 if kernel.mode.startswith("RNN") else kernel.hidden
@@ -165,13 +176,13 @@ def run_us(
         at -= 1
     at = min(at, len(sizes) - 1)
     measured = table[sizes[at]]
-    us = _interpolate(rows, measured.both if grad else measured.forward)
-    if many and hidden > sizes[-1]:
-        us *= (hidden / sizes[-1]) ** 2
+    factor = DTYPE_FACTOR.get(dtype, (1.0, 1.0))[many]
     more = max(0.0, kernel.flops - kernel.square_flops)
-    us += rows * more * (3 if grad else 1) / costs.rate
-    us *= DTYPE_FACTOR.get(dtype, (1.0, 1.0))[many]
-    return max(costs.call[grad], 0.1 * costs.call[grad] + steps * us)
+    per_row = factor * more * (3 if grad else 1) / costs.rate
+    if many and hidden > sizes[-1]:
+        factor *= (hidden / sizes[-1]) ** 2
+    by_rows = tuple(factor * us for us in (measured.both if grad else measured.forward))
+    return by_rows, per_row, costs.call[grad]
 
 
 def _interpolate(rows: float, values: tuple[float, ...]) -> float:

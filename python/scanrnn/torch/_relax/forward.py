@@ -162,7 +162,8 @@ class Call:
         for _ in range(extra):
             _, ends = self.run(x, self.layout.split(first, ends)[0], weights)
         start = self.layout.split(first, ends)[0]
-        y, ends = self.run(x, start, weights, last=True)
+        # A trial makes more passes, after which nothing of this one could be pulled back through.
+        y, ends = self.run(x, start, weights, last=not self.plan.trial)
 
         report.status = "converged"
         report.width, report.chunks = w, self.layout.rows

@@ -22,13 +22,15 @@ SHORTEST = 16  # burn-in
 LIKELY = 40  # burn-in, as long as nothing is known
 BURN_IN = 48  # steps; weights as initialised forget to 5e-7 in 32 steps, to 1e-7 in 48
 PROBE_STEPS = 128  # the first length of a probe
+PROBE_GROWTH = 4  # of its length, as long as states don't agree: each look waits for the device
 PROBE_PLACES = 8  # at which it looks
-PROBE_SHARE = 0.04  # of the serial cost is what all of a probe may take
-TRIAL_SHARE = 0.06  # of the serial cost is what two passes may take that show that more don't pay
+PROBE_SHARE = 0.035  # of the serial cost is what all of a probe may take
+TRIAL_SHARE = 0.05  # of the serial cost is what two passes may take that show that more don't pay
 EXTRA_SHARE = 0.08  # of the serial cost are what passes that were not planned may take
 GAIN = 1.4  # predicted speed-up below which the serial kernel runs
 TRIAL_PASSES = 6  # at most: of more and shorter ones, two tell too little
 TRIAL_STEPS = 4  # times what a probe saw, at most, are thought to be needed
+TRIAL_DECAY = 0.1  # of the largest difference is left where a probe ends, or there is no trial
 CHUNKS = range(8, 65)  # of the longest sequence, where passes are the burn-in
 WIDTHS = [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
 
@@ -139,12 +141,13 @@ def _cost_of_runs(
 
 
 def probe_steps(kernel: Kernel, sequences: int, longest: int, x: Tensor, grad: bool) -> int:
-    """Steps that a probe may take."""
+    """Steps that a probe may take: of small layers and short sequences two looks in any case."""
     run = _cost_of_runs(kernel, x.device.type, x.dtype)
-    serial = run(longest, sequences, grad, False)
+    call = costs.machine(x.device.type).call[0]
     step = run(1e4, 2 * PROBE_PLACES, False, False) / 1e4
-    steps = min(PROBE_SHARE * serial / step, PROBE_SHARE * longest)
-    return max(int(steps), min(BURN_IN, longest // 2))
+    steps = (PROBE_SHARE * run(longest, sequences, grad, False) - call) / step
+    two_looks = min(PROBE_GROWTH * PROBE_STEPS, longest // 25)
+    return min(max(int(steps), two_looks, BURN_IN), longest // 2)
 
 
 def split(burn_in: int, width: int) -> tuple[int, int]:
@@ -204,9 +207,10 @@ def choose(
         if not widths:
             return None
         best = min(widths, key=cost)
-        # Near it, one that leaves few steps over, or none.
+        # Near it, one that leaves few steps over, or none: the widest of so many chunks.
         most = min(best + max(1, best // 5), longest // 2)
-        width = min(range(best, most + 1), key=lambda w: (cost(w), w))
+        near = {longest // n for n in range(longest // most, longest // best + 1)}
+        width = min((w for w in near | {best} if best <= w <= most), key=lambda w: (cost(w), w))
     if longest < 2 * width or (not force and cost(width) * GAIN > serial):
         return None
     return Plan(
@@ -272,12 +276,14 @@ def extrapolated(curve: Curve, tolerance: float) -> int | None:
     at first: more than TRIAL_STEPS times what was seen is not believed.
     """
     half = curve[len(curve) // 2 :]
-    if not np.isfinite(curve).all() or half[-1] <= 0 or half[-1] > 0.5 * curve.max():
+    decays = np.isfinite(curve).all() and 0 < half[-1] <= TRIAL_DECAY * curve.max()
+    if not decays or len(half) < 2:
         return None
-    slope = np.polyfit(np.arange(len(half)), np.log(np.maximum(half, 1e-300)), 1)[0]
+    t = np.arange(len(half)) - (len(half) - 1) / 2
+    slope = float(t @ np.log(np.maximum(half, 1e-300)) / (t @ t))
     if slope >= 0:
         return None
-    steps = len(curve) + math.log(tolerance / float(half[-1])) / float(slope)
+    steps = len(curve) + math.log(tolerance / float(half[-1])) / slope
     return math.ceil(min(steps, TRIAL_STEPS * len(curve)))
 
 
@@ -298,8 +304,8 @@ def probe(
 ) -> Probe | None:
     """Steps after which runs from different states agree, as seen at some places.
 
-    Two runs, from zero and from an arbitrary state, see the same inputs. It takes twice as long
-    each time until they agree, and gives up where a burn-in of what has passed would not pay.
+    Two runs, from zero and from an arbitrary state, see the same inputs, PROBE_GROWTH times as many
+    each time until they agree, or until a burn-in of what has passed would not pay.
 
     Args:
         kernel: the layer.
@@ -332,7 +338,7 @@ def probe(
         steps = decayed(curve, tolerance)
         if steps is not None:
             return Probe(steps, True)
-        done, length = length, min(2 * length, longest)
+        done, length = length, min(PROBE_GROWTH * length, longest)
         if choose(done) is None or not np.isfinite(curve[-1]):
             return None
     steps = extrapolated(curve, tolerance) if len(curve) else None
