@@ -226,8 +226,8 @@ bool is_stored(Gradient g) { return g == Gradient::written || g == Gradient::wid
 
 constexpr unsigned when(bool holds, Trait trait) { return holds ? trait : 0u; }
 
-unsigned size_traits(const Problem& p, const Kernel& kernel, Way way, const Cut& cut,
-                     const char* forced, int device, const Args& g) {
+unsigned size_traits(const Problem& p, Way way, const Cut& cut, const char* forced, int device,
+                     const Args& g) {
   const bool in_rows = way == Way::rows;
   unsigned traits = cut.width | when(forced != nullptr, kForced) |
                     when(forced != nullptr && std::strcmp(forced, "serial") == 0, kForcedSerial) |
@@ -420,7 +420,7 @@ Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
   Cut cut = (plan.way == Way::rows ? cut_rows : cut_columns)(p, tiled, most_shared, g);
   const int line = plan.way == Way::rows ? row_band_log2(tiled.vector_bytes) : g.across_log2;
   g.band_leaves = kWarp >> std::min(g.across_log2, line);
-  unsigned traits = size_traits(p, tiled, plan.way, cut, forced, device, g) |
+  unsigned traits = size_traits(p, plan.way, cut, forced, device, g) |
                     array_traits(p, tiled, plan.way, cut, g) | when(!is_memory_fast, kSlowMemory);
   traits |= choice_traits(p, kernels, tiled, plan.way, forced, traits, g);
   plan.variant = choose(kVariants, kernels, plan.way, traits);

@@ -4,8 +4,8 @@
 // make of the initial state. So the results have the bits of rows.cuh and columns.cuh, and which
 // kernel is taken may depend on anything, the size of the batch too (choice.hpp).
 //
-// It costs a serial loop's time: the inputs are read once, and the maps' arithmetic hides behind
-// their latency.
+// It costs a serial loop's time or less: the inputs are read once, some steps ahead, and the maps'
+// arithmetic hides behind their latency.
 #pragma once
 
 #include "cuda/choice.hpp"

@@ -1186,7 +1186,7 @@ int run_grid(const std::vector<Case>& cases, const Options& options, Clock& cloc
     for (int rounds = 2 * options.rounds; rounds <= 32 * options.rounds; rounds *= 4) {
       us = clock.compare(contenders, rounds);
       ratio = us[0] / us[1];
-      is_slower = ratio > 1.03 && us[0] > us[1] + 0.1;
+      is_slower = ratio > 1.03;
       if (!is_slower) break;
     }
     extreme = std::max(extreme, us[1] / std::min(us[2], us[3]));
