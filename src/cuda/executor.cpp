@@ -158,15 +158,15 @@ Cut cut_rows(const Problem& p, const Kernel& kernel, int most_shared, Args& g) {
   const int all = log2_at_least(ceil_div(p.channels, width));
   g.across_log2 = std::min(band_log2, all);
   if (!p.layout.cu_seqlens) {
-    // Sequences shorter than a tile leave threads over, which take more channels.
+    // Sequences shorter than a tile leave threads over, which take other sequences, two warps at
+    // least each, or more channels.
     const int needed = std::max(log2_at_least(std::max<Index>(1, ceil_div(p.time, g.leaf))),
                                 log2_at_least(kWarp) - band_log2);
-    const int spare = log2_at_least(threads) - needed;
-    if (spare > band_log2) g.across_log2 = std::min(spare, all);
-    // What is left over then takes other sequences, two warps at least each.
-    if (g.across_log2 <= band_log2) {
-      g.teams_log2 = std::clamp(spare - g.across_log2, 0, log2_at_least(cut.warps) - 1);
+    const int spare = log2_at_least(threads) - needed, most = log2_at_least(cut.warps) - 1;
+    if (are_wide_rows_best(p.sequences, p.channels, spare - band_log2, most)) {
+      g.across_log2 = std::min(spare, all);
     }
+    if (g.across_log2 <= band_log2) g.teams_log2 = std::clamp(spare - g.across_log2, 0, most);
   }
   cut.rows = (threads >> g.across_log2 >> g.teams_log2) * g.leaf;
   cut.lanes = width << g.across_log2;
@@ -226,21 +226,19 @@ bool is_stored(Gradient g) { return g == Gradient::written || g == Gradient::wid
 
 constexpr unsigned when(bool holds, Trait trait) { return holds ? trait : 0u; }
 
-unsigned size_traits(const Problem& p, const Kernel& kernel, Way way, const Cut& cut,
-                     const char* forced, int device, const Args& g) {
+unsigned size_traits(const Problem& p, Way way, const Cut& cut, const char* forced, int device,
+                     const Args& g) {
   const bool in_rows = way == Way::rows;
-  unsigned traits =
-      cut.width | when(forced != nullptr, kForced) |
-      when(forced != nullptr && std::strcmp(forced, "serial") == 0, kForcedSerial) |
-      when(!cut.has_room, kNoRoom) | when(p.time <= kernel.leaf, kOneLeaf) |
-      when(p.time <= cut.rows && ceil_div(p.time, g.leaf) <= kOrderedLeaves, kFewLeaves) |
-      when(forced == nullptr ? is_ordered_best(p.sequences * p.channels, p.time, !in_rows)
-                             : std::strcmp(forced, "ordered") == 0,
-           kOrderedBest) |
-      when(static_cast<bool>(p.layout.cu_seqlens), kPacked) |
-      when(p.layout.cu_seqlens || p.layout.lengths || p.layout.reset, kSequences) |
-      when(p.time == g.tiles * cut.rows && p.channels % cut.lanes == 0, kWholeTiles) |
-      when(p.time % cut.rows != 0 && p.time < kRadix * cut.rows, kFewRaggedTiles);
+  unsigned traits = cut.width | when(forced != nullptr, kForced) |
+                    when(forced != nullptr && std::strcmp(forced, "serial") == 0, kForcedSerial) |
+                    when(!cut.has_room, kNoRoom) |
+                    when(p.time <= cut.rows && std::min<Index>(ceil_div(p.time, g.leaf),
+                                                               g.band_leaves) <= kOrderedLeaves,
+                         kFewLeaves) |
+                    when(static_cast<bool>(p.layout.cu_seqlens), kPacked) |
+                    when(p.layout.cu_seqlens || p.layout.lengths || p.layout.reset, kSequences) |
+                    when(p.time == g.tiles * cut.rows && p.channels % cut.lanes == 0, kWholeTiles) |
+                    when(p.time % cut.rows != 0 && p.time < kRadix * cut.rows, kFewRaggedTiles);
   if (in_rows) {
     const Index all_tiles = p.sequences * g.tiles * ceil_div(p.channels, cut.lanes);
     const bool has_adjacent_rows = std::abs((p.backward ? g.dy : g.out).time) < 2 * p.channels;
@@ -336,6 +334,23 @@ unsigned array_traits(const Problem& p, const Kernel& kernel, Way way, const Cut
          when(all_arrays(is_line), kLines) | when(!in_rows && all_arrays(is_column), kColumns);
 }
 
+/// Finds who runs short sequences (choice.hpp), by the traits that are known.
+unsigned choice_traits(const Problem& p, const PassKernels& kernels, const Kernel& tiled, Way way,
+                       const char* forced, unsigned traits, const Args& g) {
+  Best best = p.time <= tiled.leaf ? Best::serial : Best::tiles;
+  if (kernels.ordered.function != nullptr) {
+    const Lie lie = way != Way::rows                                    ? Lie::columns
+                    : g.across_log2 < row_band_log2(tiled.vector_bytes) ? Lie::part
+                    : (traits & kVectors) != 0                          ? Lie::line
+                                                                        : Lie::apart;
+    best = best_of(p.dtype, p.sequences * p.channels, p.time, tiled.leaf, lie,
+                   (traits & kAligned) != 0, p.backward);
+  }
+  const bool is_ordered =
+      forced == nullptr ? best == Best::ordered : std::strcmp(forced, "ordered") == 0;
+  return when(best == Best::serial, kSerialBest) | when(is_ordered, kOrderedBest);
+}
+
 /// Takes the workspace: ticket and nodes, which are cleared; whole gradients and sums, which are
 /// not.
 void set_workspace(const Problem& p, const Cut& cut, Plan& plan) {
@@ -403,9 +418,11 @@ Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
   const int most_shared = Properties::of(device).most_shared;
   const Kernel& tiled = plan.way == Way::rows ? kernels.rows : kernels.columns;
   Cut cut = (plan.way == Way::rows ? cut_rows : cut_columns)(p, tiled, most_shared, g);
-  const unsigned traits = size_traits(p, tiled, plan.way, cut, forced, device, g) |
-                          array_traits(p, tiled, plan.way, cut, g) |
-                          when(!is_memory_fast, kSlowMemory);
+  const int line = plan.way == Way::rows ? row_band_log2(tiled.vector_bytes) : g.across_log2;
+  g.band_leaves = kWarp >> std::min(g.across_log2, line);
+  unsigned traits = size_traits(p, plan.way, cut, forced, device, g) |
+                    array_traits(p, tiled, plan.way, cut, g) | when(!is_memory_fast, kSlowMemory);
+  traits |= choice_traits(p, kernels, tiled, plan.way, forced, traits, g);
   plan.variant = choose(kVariants, kernels, plan.way, traits);
   if (is_of_clusters(*plan.variant)) {
     plan.clusters = plan.variant;
@@ -421,8 +438,6 @@ Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
   }
   if ((plan.variant->needs & kVectors) != 0) g.is_regular = g.is_direct = true;
   if (plan.variant->way == Way::threads) {
-    const int most = plan.way == Way::rows ? row_band_log2(tiled.vector_bytes) : g.across_log2;
-    g.band_leaves = kWarp >> std::min(g.across_log2, most);
     g.teams_log2 = g.fan_log2 = 0;
     g.tiles = 1;
     cut = {std::max<Index>(1, p.time), std::max<Index>(1, p.channels)};

@@ -4,8 +4,8 @@
 // make of the initial state. So the results have the bits of rows.cuh and columns.cuh, and which
 // kernel is taken may depend on anything, the size of the batch too (choice.hpp).
 //
-// It costs a serial loop's time: the inputs are read once, and the maps' arithmetic hides behind
-// their latency.
+// It costs a serial loop's time or less: the inputs are read once, some steps ahead, and the maps'
+// arithmetic hides behind their latency.
 #pragma once
 
 #include "cuda/choice.hpp"
@@ -55,9 +55,12 @@ struct LeafScan {
 template <class A>
 struct LeafSums {
   A in_band[kOrderedLeaves];
-  A total = Constant<A>::of(0);
+  A total;
 
-  __device__ __forceinline__ LeafSums() { clear(); }
+  __device__ __forceinline__ void begin() {
+    total = Constant<A>::of(0);
+    clear();
+  }
   __device__ __forceinline__ void add(int place, const A& sum) {
     in_band[place % kOrderedLeaves] = sum;  // of larger bands an eighth is used
   }
@@ -78,6 +81,9 @@ struct LeafSums {
     for (int w = 0; w < kOrderedLeaves; ++w) in_band[w] = Constant<A>::of(0);
   }
 };
+
+/// What is read of an array that isn't there.
+__device__ const uint4 kNothing{};
 
 /// For cells whose state is the output and that have no vector inputs.
 template <class Cell, class T, bool kBackward>
@@ -100,7 +106,8 @@ __global__ void __launch_bounds__(kThreads)
   const auto place_of = [&](int step) {
     return g.reverse ? span.end - 1 - step : span.begin + step;
   };
-  // An array's elements from a step on, in the order of the pass.
+  // An array's elements from a step on, in the order of the pass. A thread alone on its
+  // multiprocessor is as slow as it has instructions: no element is tested for.
   const bool ascending = kBackward == g.reverse;
   struct Walk {
     char* at;
@@ -108,26 +115,35 @@ __global__ void __launch_bounds__(kThreads)
     __device__ __forceinline__ void next() { at = opaque(at + apart); }
   };
   const auto walk = [&](const Steps& s, int step) -> Walk {
-    if (s.data == nullptr) return {nullptr, 0};
+    if (s.data == nullptr) {
+      return {const_cast<char*>(reinterpret_cast<const char*>(&kNothing)), 0};
+    }
     const Index bytes = s.wide ? sizeof(A) : sizeof(T);
     return {s.data + (span.row * s.batch + place_of(step) * s.time + d * s.channel) * bytes,
             opaque((ascending ? s.time : -s.time) * bytes)};
   };
   const auto read = [&](Walk& w) -> A {
-    if (w.at == nullptr) return zero;
     const A value = load_element<T>(w.at, 0, false);
     w.next();
     return value;
   };
   const auto write = [&](const Steps& s, Walk& w, const A& value) {
-    if (w.at == nullptr) return;
-    store_element<T>(w.at, 0, s.wide, value);
+    if (s.data != nullptr) store_element<T>(w.at, 0, s.wide, value);
     w.next();
   };
-  const auto is_reset = [&](int step) {
-    return g.reset != nullptr &&
-           g.reset[span.row * g.reset_batch + place_of(step) * g.reset_time] != 0;
+  // Bit j: the state is dropped before step `step`, or so many steps on in the order of the pass.
+  const auto resets_of = [&](int step, int count) {
+    unsigned resets = 0;
+    if (g.reset != nullptr) {
+#pragma unroll 1
+      for (int j = 0; j < count; ++j) {
+        const Index at = place_of(kBackward ? step - j : step + j);
+        if (g.reset[span.row * g.reset_batch + at * g.reset_time] != 0) resets |= 1u << j;
+      }
+    }
+    return resets;
   };
+  const auto is_summed = [&](int k) { return P::has(P::summed, k) && g.sum_slot[k] >= 0; };
   Tile tile;  // for a Tracer
   tile.sequence = n;
   tile.row = span.row;
@@ -135,15 +151,21 @@ __global__ void __launch_bounds__(kThreads)
   tile.length = length;
   tile.step = 0;
 
-  const int leaves = length > 0 ? (length + g.leaf - 1) / g.leaf : 1;
+  const int leaves = length > 0 ? (length + g.leaf - 1) >> (31 - __clz(g.leaf)) : 1;
   LeafScan<A> scan;
   Segment<A> prefix{identity<Affine<A>>(), false};  // of the band, up to the leaf
   A enter = load_state<T>(g.enter, n, d);           // before the band
-  A leave = enter;
+  A leave = enter;                                  // of an empty sequence
   const A first = kBackward ? load_state<T>(g.initial, n, d) : zero;
   A gain = Constant<A>::of(1);  // backward: of the row before
-  bool reset = false;
+  unsigned was_reset = 0;
   LeafSums<A> sums[kBackward ? P::inputs : 1];
+  if constexpr (kBackward) {
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (is_summed(k)) sums[k].begin();
+    }
+  }
   int within = 0;
 
   const int step0 = kBackward ? length - 1 : 0;
@@ -164,7 +186,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto read_ahead = [&](Ahead& ahead, int count) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      if (j >= count) continue;
+      if (j >= count) break;
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
         if (P::has(P::staged, k)) ahead.in[j][k] = read(in_walk[k]);
@@ -194,7 +216,7 @@ __global__ void __launch_bounds__(kThreads)
       if constexpr (kBackward) {
 #pragma unroll
         for (int k = 0; k < P::inputs; ++k) {
-          if (P::has(P::summed, k)) sums[k].end_band();
+          if (is_summed(k)) sums[k].end_band();
         }
       }
     }
@@ -205,10 +227,7 @@ __global__ void __launch_bounds__(kThreads)
     A sum[P::inputs];
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) sum[k] = zero;
-    leave = state;
-
-    const auto take = [&](const A& a, const A& x) {
-      own.cut = own.cut || reset;
+    const auto take = [&](const A& a, const A& x, bool reset) {
       own.map.x = reset ? x : fma(a, own.map.x, x);
       gains.times(a);
       state = reset ? x : fma(a, state, x);
@@ -219,28 +238,30 @@ __global__ void __launch_bounds__(kThreads)
       const bool is_leaf_end = i0 + kAhead >= steps;
       const int rest = is_leaf_end ? (p + 1 < leaves ? steps_of(p + 1) : 0) : steps - i0 - kAhead;
       read_ahead(ahead, min(kAhead, rest));
+      const int count = min(kAhead, steps - i0);
+      const unsigned resets = resets_of(kBackward ? end - 1 - i0 : begin + i0, count);
+      // Backward, an adjoint is dropped one step after the state was.
+      const unsigned dropped = kBackward ? resets << 1 | was_reset : resets;
+      own.cut = own.cut || (dropped & ((1u << count) - 1u)) != 0;
+      was_reset = resets >> (count - 1);
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        if (i0 + j >= steps) continue;
-        const int step = kBackward ? end - 1 - i0 - j : begin + i0 + j;
+        if (j >= count) break;
         const A(&in)[P::inputs] = now.in[j];
+        const bool is_dropped = (dropped >> j & 1u) != 0;
         if constexpr (!kBackward) {
-          reset = is_reset(step);
           const Affine<A> map = cell.step(in);
-          take(map.a, map.x);
+          take(map.a, map.x, is_dropped);
           write(g.out, out_walk[0], cell.output(in, state));
-          leave = state;
         } else {
           A din[P::inputs];
-          const bool reset_here = is_reset(step);
-          take(gain, cell.output_adjoint(in, zero, now.dy[j]));
+          const A before = (resets >> j & 1u) != 0 ? zero : now.before[j];
+          take(gain, cell.output_adjoint(in, zero, now.dy[j]), is_dropped);
           gain = cell.gain(in);
-          cell.pullback(in, reset_here ? zero : now.before[j], zero, now.dy[j], state, din);
-          reset = reset_here;
-          leave = reset ? zero : product(gain, state);
+          cell.pullback(in, before, zero, now.dy[j], state, din);
 #pragma unroll
           for (int k = 0; k < P::inputs; ++k) {
-            if (P::has(P::summed, k) && g.sum_slot[k] >= 0) {
+            if (is_summed(k)) {
               sum[k] = sum[k] + din[k];
             } else {
               write(g.din[k], out_walk[k], din[k]);
@@ -249,6 +270,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
     }
+    if (length > 0) leave = kBackward ? (was_reset != 0 ? zero : product(gain, state)) : state;
     own.map.a = gains.value();
 
     Tracer<Cell, A, 1> tracer(cell, g, tile, Division{g.leaf, leaves, g.band_leaves, 1}, p, d);
@@ -265,7 +287,7 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kBackward) {
 #pragma unroll
       for (int k = 0; k < P::inputs; ++k) {
-        if (P::has(P::summed, k)) sums[k].add(place, sum[k]);
+        if (is_summed(k)) sums[k].add(place, sum[k]);
       }
     }
   }
@@ -273,7 +295,7 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (kBackward) {
 #pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
-      if (!P::has(P::summed, k) || g.sum_slot[k] < 0) continue;
+      if (!is_summed(k)) continue;
       sums[k].end_band();
       reinterpret_cast<A*>(g.sums)[(g.sum_slot[k] * g.sequences + n) * g.channels + d] =
           sums[k].total;

@@ -15,7 +15,7 @@ enum Trait : unsigned {
   kForced = 1u << 0,          ///< SCANRNN_CUDA_KERNEL names a way
   kForcedSerial = 1u << 1,    ///< and that is one serial thread
   kNoRoom = 1u << 2,          ///< rows: not even the least tile fits into shared memory
-  kOneLeaf = 1u << 3,         ///< so few steps that a tree around them gives the same bits later
+  kSerialBest = 1u << 3,      ///< so few steps that one serial thread is best (choice.hpp)
   kFewLeaves = 1u << 4,       ///< it is one tile, and run_ordered can take its leaves
   kOrderedBest = 1u << 5,     ///< one thread is the better for them (choice.hpp), or forced
   kPacked = 1u << 6,          ///< sequences are packed
@@ -56,7 +56,7 @@ using K = PassKernels;
 inline constexpr Variant kVariants[] = {
     {Way::threads, &K::serial, kForcedSerial, 0},
     {Way::threads, &K::serial, kNoRoom, 0},
-    {Way::threads, &K::serial, kOneLeaf, kPacked | kForced},
+    {Way::threads, &K::serial, kSerialBest, kPacked | kForced},
     {Way::threads, &K::ordered, kFewLeaves | kOrderedBest, kPacked},
     {Way::rows, &K::clusters, kWhole | kFullWidth | kClustersBest, kNotWhole | kForced},
     {Way::rows, &K::whole, kWhole | kFullWidth, kNotWhole},

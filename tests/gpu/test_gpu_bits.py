@@ -198,13 +198,15 @@ SHORT = {
 def test_one_thread_a_channel_has_the_bits_of_the_tree(cuda, monkeypatch, name, layout, dtype):
     """Which kernel a short sequence gets depends on the size of the batch: results must not."""
     torch.manual_seed(0)
-    for T, D in ((9, 5), (20, 300), (33, 40), (57, 16), (64, 3), (64, 64), (100, 2), (64, 1)):
+    shapes = ((9, 5), (20, 300), (33, 40), (57, 16), (64, 3), (64, 64), (100, 2), (64, 1))
+    for T, D in (*shapes, (130, 16), (256, 20), (300, 40)):  # several bands of few leaves
         B = 3
         options = {k: v(B, T).to(cuda) if callable(v) else v for k, v in SHORT[name].items()}
         a, x, dh = (
             LAYOUTS[layout](random(cuda, B, T, D, dtype=dtype, seed=i) * 0.4) for i in range(3)
         )
         h0, dfinal = (random(cuda, B, D, dtype=dtype, seed=i) for i in (3, 4))
+        a = a / (1 + a.abs())  # constant gates above 1 would overflow
         # A gate for every step, or one for all: then its gradient is a sum.
         for gate in (a, a[:, :1]):
             results = {}
@@ -218,7 +220,10 @@ def test_one_thread_a_channel_has_the_bits_of_the_tree(cuda, monkeypatch, name, 
 
 
 @pytest.mark.parametrize("layout", ["btd", "bdt"])
-@pytest.mark.parametrize(("T", "D"), [(16, 16), (33, 16), (40, 64), (64, 16), (64, 100)])
+@pytest.mark.parametrize(
+    ("T", "D"),
+    [(12, 64), (16, 16), (24, 64), (32, 16), (33, 16), (40, 64), (64, 16), (64, 100), (128, 16)],
+)
 def test_a_short_row_alone_has_the_bits_it_has_among_thousands(device, T, D, layout):
     B = 65536 // D
     a, x, dh = (LAYOUTS[layout](random(device, B, T, D, seed=i) * 0.7) for i in range(3))
@@ -226,6 +231,20 @@ def test_a_short_row_alone_has_the_bits_it_has_among_thousands(device, T, D, lay
     for part in (slice(0, 1), slice(B // 2, B // 2 + 40)):
         some = scan_and_gradients(a[part], x[part], None, dh[part], None)
         assert_equal(some[:4], [v[part] for v in whole[:4]])
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
+@pytest.mark.parametrize("T", [30, 64, 100])
+def test_channels_alone_have_the_bits_they_have_among_thousands(device, T, dtype):
+    """Blocks take more of them where threads are left over and there are few sequences."""
+    B, D = 1, 20_000
+    a, x, dh = (random(device, B, T, D, dtype=dtype, seed=i) * 0.4 for i in range(3))
+    for gate in (a, a[:, :1]):  # the gradient of the latter is a sum
+        whole = scan_and_gradients(gate, x, None, dh, None)
+        some = slice(128, 128 + 100)
+        part = scan_and_gradients(*(v[..., some] for v in (gate, x)), None, dh[..., some], None)
+        for i in (0, 2, 3):
+            assert_equal(part[i : i + 1], [whole[i][..., some]])
 
 
 def test_m06_in_other_processes(cuda, run_python):

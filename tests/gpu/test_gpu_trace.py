@@ -112,15 +112,16 @@ def test_levels_where_steps_are_contiguous(cuda, shape, dtype):
 
 @needs_trace
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-@pytest.mark.parametrize("D", [64, 1000])
-def test_levels_of_short_sequences(cuda, D, dtype):
-    """Rows are wide where sequences are short: in shared memory the same merges are made."""
-    shape = (3, 100, D)
+@pytest.mark.parametrize(("B", "D"), [(3, 64), (3, 1000), (1, 17_000)])
+def test_levels_of_short_sequences(cuda, B, D, dtype):
+    """Sequences share a block. A single one has wide rows there, and the same merges are made in
+    shared memory."""
+    shape = (B, 100, D)
     arrays = case(cuda, shape, "btd", TORCH_DTYPES[dtype])
     trace, h = traced(*arrays)
     leaves = -(-shape[1] // 8)
     expected = [leaves, lane_merges(leaves, 4, 0), lane_merges(leaves, 4, 1), leaves]
-    assert merges(trace) == {i - 1: n * 3 * D for i, n in enumerate(expected)}
+    assert merges(trace) == {i - 1: n * B * D for i, n in enumerate(expected)}
     assert torch.equal(h, srt.scan(*arrays))
 
 
