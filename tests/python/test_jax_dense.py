@@ -321,6 +321,12 @@ def test_s08_errors(rng):
     for name in ("width", "burn_in", "max_passes"):
         with pytest.raises(ValueError, match=f"gru: {name} is -1, expected at least 1"):
             srj.gru(parameters(rng, "gru"), x, **{name: -1})
+        with pytest.raises(TypeError, match=f"gru: {name} is 2.5, expected a whole number"):
+            srj.gru(parameters(rng, "gru"), x, **{name: 2.5})
+    with pytest.raises(TypeError, match="lstm: tol is 'a', expected a number"):
+        srj.lstm(params, x, tol="a")
+    with pytest.raises(TypeError, match="lstm: params is a NoneType, expected a mapping"):
+        srj.lstm(None, x)
     with pytest.raises(ValueError, match="rnn: nonlinearity is 'exp', expected 'tanh' or 'relu'"):
         srj.rnn(parameters(rng, "tanh"), x, nonlinearity="exp")
 

@@ -444,6 +444,18 @@ def test_s08_errors(name):
         np.zeros((4, 2), "complex64" if LAYERS[name][2] == "lru" else "f"),
     )
     expect(ValueError, "lengths has the value 6", x, lengths=[6, 0])
+    expect(TypeError, "x is a NoneType, expected an array that JAX takes", None)
+    with pytest.raises(TypeError, match=f"^{fn}: params is a NoneType, expected a mapping"):
+        run(None, x)
+    optional = {"bias", "surrogate_bias", "bias_n", "peephole", "v_f", "v_r"}
+    for missing in params.keys() - optional:
+        few = {n: v for n, v in params.items() if n != missing}
+        with pytest.raises(ValueError, match=rf"^{fn}: params has \[.*\], expected {missing} too"):
+            run(few, x)
+    if LAYERS[name][2] == "lru":
+        narrow = {n: v.astype("bfloat16") for n, v in params.items()}
+        with pytest.raises(TypeError, match=f"^{fn}: x has dtype bfloat16, expected float32 or"):
+            run(narrow, x.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize(

@@ -667,6 +667,25 @@ def test_w07_donation(rng):
     assert_close(h, expected, 0)
 
 
+def test_export(rng):
+    """With the names that the module has; else JAX refuses."""
+    (a, x, _), _ = problem(rng, "plain")
+    u = jnp.full(4, 0.5)
+
+    def run(a, x):
+        return srj.scan(a, x) + srj.gilr(a, x) + srj.indrnn(x, u, segment=8)
+
+    def grads(a, x):
+        return jax.grad(lambda *v: jnp.sum(jnp.sin(run(*v))), argnums=(0, 1))(a, x)
+
+    checks = [*map(jax.export.DisabledSafetyCheck.custom_call, srj.CUSTOM_CALLS)]
+    for f in (run, grads):
+        with pytest.raises(ValueError, match="custom calls"):
+            jax.export.export(jax.jit(f))(a, x)
+        exported = jax.export.export(jax.jit(f), disabled_checks=checks)(a, x)
+        assert_close(exported.call(a, x), f(a, x), 1e-12)
+
+
 def test_g10_arguments_are_not_changed(rng):
     a = jnp.asarray(gates(rng, 3, 37, 4))
     x, h0 = values(rng, 3, 37, 4), values(rng, 3, 4)

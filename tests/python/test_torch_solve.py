@@ -178,6 +178,40 @@ def test_axes_and_batches(device, name, axis):
     torch.testing.assert_close([t.cpu().flatten(0, 1) for t in finals], last, **TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["diagonal_lstm", "diagonal_gru", "indrnn"])
+def test_w05_torchs_layers_with_diagonal_weights_are_the_same(device, name):
+    """Sequences and steps of torch.nn.LSTM, GRU and RNN, which have their own equations."""
+    cell, D = CELLS[name], 4
+    layer = {
+        "diagonal_lstm": torch.nn.LSTM,
+        "diagonal_gru": torch.nn.GRU,
+        "indrnn": functools.partial(torch.nn.RNN, nonlinearity="relu"),
+    }[name](3, D, batch_first=True, dtype=torch.float64)
+    vectors = torch.randn(len(cell.full), D, dtype=torch.float64).tanh()
+    with torch.no_grad():
+        layer.weight_hh_l0.copy_(torch.cat([v.diag() for v in vectors]))
+    x = torch.randn(2, 200, 3, dtype=torch.float64)
+    states = [torch.randn(2, D, dtype=torch.float64) for _ in cell.states]
+    products = x @ layer.weight_ih_l0.T + layer.bias_ih_l0
+    parts, biases = [*products.chunk(len(cell.full), -1)], layer.bias_hh_l0.chunk(len(cell.full))
+    own = [*vectors]
+    for k, bias in enumerate(biases):
+        if name == "diagonal_gru" and k == 2:  # which the reset gate multiplies
+            own.append(bias)
+        else:
+            parts[k] = parts[k] + bias
+    hx = [s[None] for s in states]
+    want, last = layer(x, hx[0] if len(hx) == 1 else tuple(hx))
+    last = [s[0] for s in (last if isinstance(last, tuple) else (last,))]
+    got = cell.both(*on(device, [*parts, *own, *states]), segment=16)
+    torch.testing.assert_close([t.cpu() for t in got], [want, *last], **TOLERANCE)
+    for t in range(200):
+        rows = [p[:, t] for p in parts]
+        y, *states = (s.cpu() for s in cell.one_step(*on(device, [*rows, *own, *states])))
+        torch.testing.assert_close(y, want[:, t], **TOLERANCE)
+    torch.testing.assert_close(states, last, **TOLERANCE)
+
+
 @pytest.mark.parametrize("shape", [(6, 4), (6,)])
 @by_cell
 def test_one_sequence_without_a_batch_axis(device, name, shape):

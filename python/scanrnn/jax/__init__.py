@@ -8,6 +8,10 @@ parallel over time, and can report how. Of every cell there are also one step fo
 `gilr_lstm` and `s5`, which are made of others, there is the layer alone. `scanrnn.jax.nnx` has the
 layers as Flax modules. `lstm`, `gru` and `rnn` are torch.nn's layers, parallel in time (under jit,
 reverse mode once, and vmap). `weights` makes layers' parameters of other packages' weights.
+
+jax.export vouches for JAX's own custom calls alone. Of these, whose names are in `CUSTOM_CALLS`, it
+wants to be told, by disabled_checks: a jax.export.DisabledSafetyCheck.custom_call(name) for each.
+To run such a program, import scanrnn.jax first, of the version that it was exported with.
 """
 
 import importlib
@@ -28,7 +32,8 @@ if not _core.ffi_targets():
     )
 
 
-def _register_handlers() -> None:
+def _register_handlers() -> tuple[str, ...]:
+    registered: dict[str, None] = {}
     families = {
         "_cell_": [row["name"] for row in _core.cell_table()],
         "_solve_": [row["name"] for row in _core.nonlinear_cell_table()],
@@ -44,9 +49,12 @@ def _register_handlers() -> None:
             ]
             for name in names or [target]:
                 jax.ffi.register_ffi_target(name, handler, platform=platform)
+                registered[name] = None
+    return (*registered,)
 
 
-_register_handlers()
+#: Names of the custom calls that compiled programs with these functions have.
+CUSTOM_CALLS = _register_handlers()
 
 from .._solve_report import SolveReport  # noqa: E402
 from ..cells import SequenceOptions, SolveOptions  # noqa: E402
@@ -111,6 +119,7 @@ from ._nonlinear import (  # noqa: E402
 from ._scan import scan  # noqa: E402
 
 __all__ = [
+    "CUSTOM_CALLS",
     "DenseParams",
     "DenseReport",
     "Params",

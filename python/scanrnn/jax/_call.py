@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._array.options import check_sequence_options, time_axis
+from .._array.options import check_sequence_options, listed, time_axis
 from .._array.values import check_lengths, check_offsets
 from ._cell import (
     ACCUMULATION,
@@ -33,8 +33,22 @@ REAL_DTYPES = tuple(dtype for dtype in DTYPES if not jnp.issubdtype(dtype, jnp.c
 
 
 def _listing(dtypes: Sequence[DType]) -> str:
-    *names, last = dict.fromkeys(dtype.name for dtype in dtypes)
-    return f"{', '.join(names)} or {last}" if names else last
+    return listed(dict.fromkeys(dtype.name for dtype in dtypes))
+
+
+def check_params(fn: str, params: object, names: Sequence[str]) -> None:
+    """Check that a layer's parameters are there.
+
+    Raises:
+        TypeError: params maps nothing to anything.
+        ValueError: one of those names is missing.
+    """
+    if not isinstance(params, Mapping):
+        kind = type(params).__name__
+        raise TypeError(f"{fn}: params is a {kind}, expected a mapping from names to arrays")
+    for name in names:
+        if name not in params:
+            raise ValueError(f"{fn}: params has {sorted(params)}, expected {name} too")
 
 
 def as_array(fn: str, name: str, value: Any) -> Array:
@@ -47,9 +61,10 @@ def as_array(fn: str, name: str, value: Any) -> Array:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
         kind = type(value)
+        prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         raise TypeError(
-            f"{fn}: {name} is a {kind.__module__}.{kind.__qualname__}, expected an array that JAX "
-            f"takes ({error})"
+            f"{fn}: {name} is a {prefix}{kind.__qualname__}, expected an array that JAX takes "
+            f"({error})"
         ) from error
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ._call import as_array, expect_dtype
+from .._array.options import real_number, whole_number
+from ._call import as_array, check_params, expect_dtype
 
 State: TypeAlias = tuple[Array, ...]  # (h,), or (h, c)
 
@@ -420,14 +421,12 @@ def _network(
     max_passes: int | None,
     precision: str | None,
 ) -> tuple[Array, State, DenseReport]:
+    check_params(fn, params, ("weight_ih", "weight_hh"))
     x = as_array(fn, "x", x)
     weights = {name: as_array(fn, name, value) for name, value in params.items()}
     _, gates, parts = _CELLS[kind]
     if x.ndim < 2:
         raise ValueError(f"{fn}: x has shape {x.shape}, expected (..., T, input_size)")
-    for name in ("weight_ih", "weight_hh"):
-        if name not in weights:
-            raise ValueError(f"{fn}: params has {sorted(weights)}, expected {name} too")
     rows, D = weights["weight_ih"].shape
     H = rows // gates
     shapes = {
@@ -445,8 +444,9 @@ def _network(
     if x.dtype.name not in TOLERANCE:
         raise TypeError(f"{fn}: x has dtype {x.dtype}, expected one of {list(TOLERANCE)}")
     for name, number in (("width", width), ("burn_in", burn_in), ("max_passes", max_passes)):
-        if number is not None and number < 1:
+        if number is not None and whole_number(fn, name, number) < 1:
             raise ValueError(f"{fn}: {name} is {number}, expected at least 1")
+    limit = TOLERANCE[x.dtype.name] if tol is None else real_number(fn, "tol", tol)
     batch, T = x.shape[:-2], x.shape[-2]
     shape = (*batch, H)
     if state is None:
@@ -472,7 +472,7 @@ def _network(
         kind,
         w,
         min(burn_in, w),
-        TOLERANCE[x.dtype.name] if tol is None else tol,
+        limit,
         max_passes or max(2, P // 10),
         precision,
     )

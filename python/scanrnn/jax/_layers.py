@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, Unpack
 
 import jax
@@ -25,7 +25,7 @@ from ._arguments import (
     qrnn_call,
     rg_lru_call,
 )
-from ._call import Call, as_array, check_call, check_state, expect_dtype
+from ._call import Call, as_array, check_call, check_params, check_state, expect_dtype
 from ._cell import Steps
 from ._fused import run
 from ._lru import input_scale, run_lru
@@ -94,9 +94,15 @@ def _steps(fn: str, x: Array, options: SequenceOptions) -> tuple[Call, Steps]:
     return call, Steps(call.options, call.index(index), call.reset(flags), batch, time)
 
 
-def _check_input(fn: str, x: Any, weight: Any, options: SequenceOptions) -> tuple[Array, Array]:
-    """x, with 0 in its padding, and the weight. The weight's third axis from the end is x's."""
-    x, weight = as_array(fn, "x", x), as_array(fn, "weight", weight)
+def _check_input(
+    fn: str, x: Any, params: Mapping[str, Any], names: Sequence[str], options: SequenceOptions
+) -> tuple[Array, Array]:
+    """x, with 0 in its padding, and the weight, which is the first of the parameters named.
+
+    The weight's third axis from the end is x's.
+    """
+    check_params(fn, params, names)
+    x, weight = as_array(fn, "x", x), as_array(fn, names[0], params[names[0]])
     size = weight.shape[-3]
     if x.ndim < 2 or x.shape[-1] != size:
         raise ValueError(f"{fn}: x has shape {x.shape}, expected (..., T, {size})")
@@ -110,9 +116,15 @@ def _check_input(fn: str, x: Any, weight: Any, options: SequenceOptions) -> tupl
     return x, weight
 
 
-def _project(fn: str, params: Mapping[str, Any], x: Any, options: SequenceOptions) -> list[Array]:
-    """The pre-activations of a layer, one a part of its weight."""
-    x, weight = _check_input(fn, x, params["weight"], options)
+def _project(
+    fn: str,
+    params: Mapping[str, Any],
+    x: Any,
+    options: SequenceOptions,
+    names: Sequence[str] = (),
+) -> list[Array]:
+    """The pre-activations of a layer, one a part of its weight; names are more that it has."""
+    x, weight = _check_input(fn, x, params, ("weight", *names), options)
     return _parts(params, jnp.tensordot(x, weight, 1))
 
 
@@ -215,7 +227,7 @@ def sru_layer(
         ((2, 100, 16), (2, 16))
     """
     fn = "sru_layer"
-    x, weight = _check_input(fn, x, params["weight"], options)
+    x, weight = _check_input(fn, x, params, ("weight", "bias_f", "bias_r"), options)
     u, f, r, *projection = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
     skip = projection[0] if projection else x
     inputs = u, f, r, skip, params["bias_f"], params["bias_r"], h0, activation
@@ -479,7 +491,7 @@ def qrnn_layer(
     fn = "qrnn_layer"
     if not 0 <= zoneout <= 1:
         raise ValueError(f"{fn}: zoneout is {zoneout}, expected 0 to 1")
-    x, weight = _check_input(fn, x, params["weight"], options)
+    x, weight = _check_input(fn, x, params, ("weight",), options)
     products, last = jnp.tensordot(x, weight[0], 1), None
     if weight.shape[0] == 2:
         before, last = _shifted(fn, x, ("x0", x0), options)
@@ -560,7 +572,7 @@ def gilr_lstm_layer(
         s0's shape and the accumulation dtype.
     """
     fn = "gilr_lstm_layer"
-    x, weight = _check_input(fn, x, params["weight"], options)
+    x, weight = _check_input(fn, x, params, ("weight", "surrogate", "recurrent"), options)
     surrogate = jnp.tensordot(x, params["surrogate"], 1)
     if "surrogate_bias" in params:
         surrogate = surrogate + params["surrogate_bias"]
@@ -639,7 +651,7 @@ def rg_lru_layer(
             RecurrentGemma's code does not.
     """
     fn = "rg_lru_layer"
-    x, weight = _check_input(fn, x, params["weight"], options)
+    x, weight = _check_input(fn, x, params, ("weight", "lam"), options)
     r, i, *projection = _parts(params, jnp.tensordot(x, weight, 1))
     x = projection[0] if projection else x
     if not scale_start:
@@ -674,10 +686,16 @@ def _projections(
 
 
 def _complex_input(
-    fn: str, params: Mapping[str, Any], x: Any, options: SequenceOptions
+    fn: str,
+    params: Mapping[str, Any],
+    x: Any,
+    options: SequenceOptions,
+    rates: Sequence[str],
 ) -> tuple[Array, Array]:
-    """x, and B x."""
-    x, weight = _check_input(fn, x, params["B"], options)
+    """x, and B x; rates are the parameters that the factors are made of."""
+    x, weight = _check_input(fn, x, params, ("B", "C", "D", *rates), options)
+    # There are no complex numbers of 16-bit floats.
+    expect_dtype(fn, "x", x, [np.dtype("float32"), np.dtype("float64")])
     real, imaginary = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
     return x, jax.lax.complex(real, imaginary)
 
@@ -764,7 +782,7 @@ def lru_layer(
         h0's shape.
     """
     fn = "lru_layer"
-    x, u = _complex_input(fn, params, x, options)
+    x, u = _complex_input(fn, params, x, options, ("nu", "theta", "gamma"))
     scale = jnp.exp(params["gamma"])
     h, final = run_lru(fn, u, params["nu"], params["theta"], scale, ("h0", h0), **options)
     return _real_output(params, h, x), final
@@ -845,7 +863,7 @@ def s5_layer(
         h0's shape.
     """
     fn = "s5_layer"
-    x, u = _complex_input(fn, params, x, options)
+    x, u = _complex_input(fn, params, x, options, ("rate", "frequency", "step"))
     call, _ = _steps(fn, u, options)
     state = check_state(fn, "h0", h0, call)
     exponent = jax.lax.complex(-jnp.exp(params["rate"]), params["frequency"])
@@ -911,7 +929,7 @@ def diagonal_gru_layer(
         shape and the accumulation dtype; with return_report also the report.
     """
     fn = "diagonal_gru_layer"
-    r, z, n = _project(fn, params, x, options)
+    r, z, n = _project(fn, params, x, options, ("recurrent",))
     u_r, u_z, u_n = params["recurrent"]
     call = diagonal_gru_call(fn, r, z, n, u_r, u_z, u_n, params.get("bias_n"), h0)
     h, (final,), report = solve(*call, return_report=return_report, **options)
@@ -973,7 +991,7 @@ def diagonal_lstm_layer(
         h0's shape and the accumulation dtype; with return_report also the report.
     """
     fn = "diagonal_lstm_layer"
-    i, f, g, o = _with_input_gate(_project(fn, params, x, options), 4)
+    i, f, g, o = _with_input_gate(_project(fn, params, x, options, ("recurrent",)), 4)
     u_i, u_f, u_g, u_o = _with_input_gate(list(params["recurrent"]), 4)
     w_i, w_f, w_o = _with_input_gate(list(params.get("peephole", ())), 3)
     call = diagonal_lstm_call(fn, i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o, h0, c0)
@@ -1038,7 +1056,7 @@ def indrnn_layer(
         shape and the accumulation dtype; with return_report also the report.
     """
     fn = "indrnn_layer"
-    (p,) = _project(fn, params, x, options)
+    (p,) = _project(fn, params, x, options, ("recurrent",))
     call = indrnn_call(fn, p, params["recurrent"][0], h0, activation)
     h, (final,), report = solve(*call, return_report=return_report, **options)
     return results(h, final, report, True, return_report)
