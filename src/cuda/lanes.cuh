@@ -13,6 +13,7 @@ namespace scanrnn::cuda {
 
 // Lanes' functions stand beside those of single numbers.
 using scanrnn::conj_if;
+using scanrnn::decayed;
 using scanrnn::exponential;
 using scanrnn::fma;
 using scanrnn::is_positive;
@@ -126,6 +127,7 @@ struct Functions {
   static SCANRNN_HD Exponential<Acc<T>> exponential(const Acc<T>& v) {
     return scanrnn::exponential(v);
   }
+  static SCANRNN_HD Decayed<Acc<T>> decayed(const Acc<T>& v) { return scanrnn::decayed(v); }
 };
 
 #if defined(__CUDA_ARCH__)
@@ -141,6 +143,11 @@ struct HalfFunctions : Functions<float> {
   }
   static __device__ __forceinline__ Exponential<float> exponential(float v) {
     return {device::power_of_2(v * 0x1.715476p+0f), scanrnn::exponential(v).minus_one};
+  }
+  /// The rest to 2^-15: by two terms of its series where the difference would lose more.
+  static __device__ __forceinline__ Decayed<float> decayed(float v) {
+    const float a = device::power_of_2(v * 0x1.715476p+0f), twice = -2.0f * v;
+    return {a, device::where_at_least(v, -0x1p-7f, ::fmaf(twice, v, twice), ::fmaf(-a, a, 1.0f))};
   }
 };
 template <>
@@ -169,6 +176,17 @@ SCANRNN_HD Lanes<T, N> sigmoid(const Lanes<T, N>& p, const Lanes<T, N>& bias) {
 template <class T, int N>
 SCANRNN_HD Lanes<T, N> tanh(const Lanes<T, N>& p) {
   return each_lane<T, N>([&](int v) { return Functions<T>::tanh(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Decayed<Lanes<T, N>> decayed(const Lanes<T, N>& p) {
+  Decayed<Lanes<T, N>> r;
+#pragma unroll
+  for (int v = 0; v < N; ++v) {
+    const Decayed<Acc<T>> d = Functions<T>::decayed(p.lane[v]);
+    r.exp.lane[v] = d.exp;
+    r.rest.lane[v] = d.rest;
+  }
+  return r;
 }
 template <class T, int N>
 SCANRNN_HD Exponential<Lanes<T, N>> exponential(const Lanes<T, N>& p) {

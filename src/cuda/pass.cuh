@@ -32,20 +32,26 @@ struct Pass {
   static constexpr SCANRNN_HD int lowest(unsigned set) {
     return set == 0 ? 0 : count((set & -set) - 1);
   }
+  static constexpr SCANRNN_HD unsigned highest(unsigned set) {  // of which all others are lower
+    while ((set & (set - 1)) != 0) set &= set - 1;
+    return set;
+  }
   static constexpr SCANRNN_HD bool has(unsigned set, int input) { return (set >> input & 1u) != 0; }
   /// Inputs that nothing reads until states, or their adjoints, are known. Whole tiles take them
   /// from memory then.
   static constexpr unsigned lastly =
-      Cell::step_is_input || reads_states
-          ? 0
-          : staged & ~(Cell::map_inputs | (backward ? Cell::adjoint_inputs : 0));
+      Cell::step_is_input ? 0
+      : reads_states      ? staged & ~(Cell::gain_inputs & Cell::map_inputs)
+                          : staged & ~(Cell::map_inputs | (backward ? Cell::adjoint_inputs : 0));
   /// What the map reads comes first, those last.
   static constexpr SCANRNN_HD int slot(int input) {
-    constexpr unsigned first = staged & Cell::map_inputs, then = staged & ~first & ~lastly;
+    constexpr unsigned first = staged & Cell::map_inputs & ~lastly;
+    constexpr unsigned then = staged & ~first & ~lastly;
     const unsigned below = (1u << input) - 1u;
     if (has(first, input)) return count(first & below);
     if (!has(lastly, input)) return count(first) + count(then & below);
-    return count(first | then) + (backward ? 1 : 0) + count(lastly & below);
+    return count(first | then) + (backward ? 1 : 0) + (reads_states ? 1 : 0) +
+           count(lastly & below);
   }
   static constexpr int dy_slot = count(staged & ~lastly);
   static constexpr int states_slot = dy_slot + 1;
@@ -78,12 +84,19 @@ struct Pass {
       recomputes && opens_gates<Cell> && of_gain != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
-  /// Elements of 16 bits leave room for the gains alone: of whole tiles these take the places of
+  /// Three inputs of 16 bits leave room for the gains of whole tiles, and for the upper halves of
+  /// what steps add, whose lower halves a thread holds in registers.
+  template <class T>
+  static constexpr bool splits_steps =
+      !backward && !Cell::step_is_input && count(free) >= 3 && 2 * sizeof(T) == sizeof(Acc<T>);
+  static constexpr int split_slot = slot(lowest(free & (free - 1) & ((free & (free - 1)) - 1)));
+  /// Two leave room for the gains alone: these take the places of
   /// two inputs, of which a thread holds one that it needs again in registers, where the rest of a
   /// step is had from them.
   template <class T>
-  static constexpr bool keeps_gains = !backward && HasInput<Cell>::value && of_gain != 0 &&
-                                      of_input != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
+  static constexpr bool keeps_gains =
+      !backward && HasInput<Cell>::value && of_gain != 0 && of_input != 0 &&
+      2 * sizeof(T) == sizeof(Acc<T>) && !splits_steps<T>;
   /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
   /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =

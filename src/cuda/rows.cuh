@@ -42,8 +42,21 @@ struct RowPass : Pass<Cell, kBackward> {
   static constexpr bool needs_output = !kBackward && !Cell::step_is_input;
   /// Inputs that aren't staged. (Of 8 bytes it wasn't measured.)
   static constexpr bool is_direct = kWhole && sizeof(T) <= sizeof(float);
-  static constexpr unsigned direct = is_direct ? Base::lastly : 0;
+  /// Where a thread reads the states as well, float32 has registers for no more than it takes for
+  /// a third block.
+  static constexpr unsigned direct = !is_direct ? 0
+                                     : Base::reads_states && sizeof(T) == sizeof(float)
+                                         ? (Base::slots > 4 ? Base::highest(Base::lastly) : 0)
+                                         : Base::lastly;
   static constexpr int slots = Base::slots - Base::count(direct);
+  /// Whether recomputed states take the place of an input, which a thread holds in registers from
+  /// there on, so that three blocks fit instead of two. Of options that the compiler doesn't know
+  /// that would spill.
+  static constexpr int swapped = Base::lowest(Base::of_input);
+  static constexpr bool swaps = kWhole && Base::recomputes && std::is_same_v<T, float> &&
+                                std::is_same_v<typename CasesOf<Cell>::Type, CellCases<>> &&
+                                Base::of_input != 0 && !Base::has(Cell::adjoint_inputs, swapped) &&
+                                slots == 4;
   /// How a row is cut into vectors.
   static constexpr int vector_bytes = shape.vector_bytes;
   static constexpr int width = vector_bytes / static_cast<int>(sizeof(T));
@@ -78,9 +91,9 @@ struct RowPass : Pass<Cell, kBackward> {
   /// Recomputed states, a leaf's one after the other for each thread.
   /// Before, the leaves' maps in the order of time lie there.
   static constexpr SCANRNN_HD int states_bytes(int leaf_steps) {
-    return Base::recomputes ? threads * (leaf_steps > 2 ? leaf_steps : 2) * width *
-                                  static_cast<int>(sizeof(Acc<T>))
-                            : 0;
+    return Base::recomputes && !swaps ? threads * (leaf_steps > 2 ? leaf_steps : 2) * width *
+                                            static_cast<int>(sizeof(Acc<T>))
+                                      : 0;
   }
   /// Parts of what precedes a tile: (levels, groups of children, channels).
   static constexpr SCANRNN_HD int parts(int across, int levels) {
@@ -90,8 +103,9 @@ struct RowPass : Pass<Cell, kBackward> {
   /// states that the pass starts from, of a block's only tile or of its teams'.
   static constexpr int shared_bytes(int across, int leaf_steps, int levels) {
     const int teams = levels > 0 || across > band_vectors ? 1 : most_teams;
+    const int between = maps(across) + parts(across, levels), in_time = swaps ? threads * width : 0;
     return staged_bytes(leaf_steps) + states_bytes(leaf_steps) +
-           (maps(across) + parts(across, levels)) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
+           (between > in_time ? between : in_time) * static_cast<int>(sizeof(Affine<Acc<T>>)) +
            teams * across * width * static_cast<int>(sizeof(Acc<T>));
   }
   /// Blocks that a multiprocessor is meant to hold, from which the compiler takes the registers
@@ -160,13 +174,18 @@ struct RowLeaf {
   using Loss = typename P::template Loss<T>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kNeedsOutput = kWhole && P::needs_output;
+  static constexpr bool kSplits = kWhole && P::template splits_steps<T>;
   static constexpr bool kKeepsGains = kWhole && P::template keeps_gains<T>;
+  static constexpr bool kHolds = kSplits || kKeepsGains;
   static constexpr bool kOpens = P::template opens<T>;
+  static constexpr bool kSwaps = P::swaps;
   static constexpr bool kHoldsGates = kWhole && P::template holds_gates<T>;
+  /// Whether the first run takes about all registers.
+  static constexpr bool kIsFull = kHolds || (P::reads_states && P::direct != 0 && W == 8);
   using Opened = std::conditional_t<kHoldsGates, OpenedType<Cell>, typename P::template Opened<T>>;
   /// Cells unrolled would not fit into the instruction cache; what is in registers has to be.
   template <RowMode kMode>
-  static constexpr int kUnrolled = kKeepsGains || kHoldsGates         ? kLeaf
+  static constexpr int kUnrolled = kHolds || kHoldsGates || kSwaps    ? kLeaf
                                    : !kIsPlain<kMode> || P::slots > 4 ? 1
                                    : Cell::step_is_input              ? kLeaf
                                                                       : 2;
@@ -196,14 +215,16 @@ struct RowLeaf {
   R c_start;         // recomputed: before the leaf in the order of time
   R sum[P::inputs];  // of gradients
   R gates[kHoldsGates ? kLeaf : 1];
+  R swapped[kSwaps ? kLeaf : 1];  // an input of the steps
 
   // Forward.
   using Words = Raw<T, W>;  // a vector that is kept: of elements each would take a register
   static constexpr int kHeld = P::lowest(P::of_input);  // an input
   static constexpr SCANRNN_HD int gain_slot(int half) {
+    if (kSplits) return half == 0 ? P::kept_a : P::kept_x;
     return P::slot(half == 0 ? P::lowest(P::of_gain) : kHeld);
   }
-  Words held[kKeepsGains ? kLeaf : 1];  // of the steps
+  Words held[kHolds ? kLeaf : 1];  // of the steps
   static constexpr int kEarly = kUnrolled<RowMode::plain_direct> > 1 ? kRowsAhead : 1;
   const char* direct_at[P::inputs];  // of the next step
   Words direct[kEarly][P::inputs];
@@ -264,6 +285,9 @@ struct RowLeaf {
   }
   /// The last step of the pass, if it is here, else -1.
   __device__ __forceinline__ int last_step() const {
+    if constexpr (kIsFull) {  // less to know
+      return t.is_last() && place == (P::threads >> P::band_log2) - 1 ? kLeaf - 1 : -1;
+    }
     if (!t.is_last() || valid == 0) return -1;
     const int i = 31 - __clz(static_cast<int>(valid));
     return t.in_sequence(row(i + 1)) ? -1 : i;
@@ -314,7 +338,7 @@ struct RowLeaf {
   /// The halves of a vector of gains have the size of one of elements.
   template <RowMode kMode>
   __device__ __forceinline__ void keep_gains(int i, const R& gain) const {
-    if constexpr (kKeepsGains) {
+    if constexpr (kHolds) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         Vector<A, W / 2> some;
@@ -326,12 +350,43 @@ struct RowLeaf {
   }
   template <RowMode kMode>
   __device__ __forceinline__ void read_gains(int i, R& gain) const {
-    if constexpr (kKeepsGains) {
+    if constexpr (kHolds) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const auto some = load_vector<A, W / 2>(vector_of<kMode>(gain_slot(half), i));
 #pragma unroll
         for (int v = 0; v < W / 2; ++v) gain.lane[half * (W / 2) + v] = some.element[v];
+      }
+    }
+  }
+  /// What a step adds.
+  template <RowMode kMode>
+  __device__ __forceinline__ void keep_split(int i, const R& x) {
+    if constexpr (kSplits) {
+      unsigned low[W / 2], high[W / 2];
+#pragma unroll
+      for (int v = 0; v < W / 2; ++v) {
+        const unsigned p = __float_as_uint(x.lane[2 * v]), q = __float_as_uint(x.lane[2 * v + 1]);
+        low[v] = __byte_perm(p, q, 0x5410);
+        high[v] = __byte_perm(p, q, 0x7632);
+      }
+      memcpy(&held[i], low, sizeof(low));
+      Words words;
+      memcpy(&words, high, sizeof(high));
+      *reinterpret_cast<Words*>(vector_of<kMode>(P::split_slot, i)) = words;
+    }
+  }
+  template <RowMode kMode>
+  __device__ __forceinline__ void read_split(int i, R& x) const {
+    if constexpr (kSplits) {
+      const Words words = *reinterpret_cast<const Words*>(vector_of<kMode>(P::split_slot, i));
+      unsigned low[W / 2], high[W / 2];
+      memcpy(low, &held[i], sizeof(low));
+      memcpy(high, &words, sizeof(high));
+#pragma unroll
+      for (int v = 0; v < W / 2; ++v) {
+        x.lane[2 * v] = __uint_as_float(__byte_perm(low[v], high[v], 0x5410));
+        x.lane[2 * v + 1] = __uint_as_float(__byte_perm(low[v], high[v], 0x7632));
       }
     }
   }
@@ -497,6 +552,7 @@ struct RowLeaf {
       if (!has_step<kMode>(i)) continue;
       R in[P::inputs];
       read_inputs<kMode>(Cell::map_inputs, i, in);
+      if constexpr (kSwaps && !kOpen) swapped[i] = in[P::swapped];
       if constexpr (kOpens && kOpen) open<kMode>(Cell::map_inputs, i, in);
       if constexpr (kHoldsGates) open_held(Cell::map_inputs, i, kOpen, in);
       take(i, opened.step(in), resets_at<kMode>(i));
@@ -515,6 +571,9 @@ struct RowLeaf {
   }
   /// Where the recomputed state after step i is kept.
   __device__ __forceinline__ R* state_of(int i) const {
+    if constexpr (kSwaps) {
+      return reinterpret_cast<R*>(vector_of<RowMode::plain_direct>(P::slot(P::swapped), i));
+    }
     return reinterpret_cast<R*>(kept) + (i * P::threads + static_cast<int>(threadIdx.x));
   }
   /// From c_start on.
@@ -570,6 +629,10 @@ struct RowLeaf {
         if constexpr (kKeeps) {
           keep<kMode>(P::kept_a, i, step.a);
           keep<kMode>(P::kept_x, i, step.x);
+        }
+        if constexpr (kSplits) {
+          keep_split<kMode>(i, step.x);
+          keep_gains<kMode>(i, step.a);
         }
         if constexpr (kKeepsGains) {
           held[i] = *reinterpret_cast<const Words*>(vector_of<kMode>(P::slot(kHeld), i));
@@ -645,6 +708,10 @@ struct RowLeaf {
         read<kMode>(P::kept_a, i, step.a);
         read<kMode>(P::kept_x, i, step.x);
         read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
+      } else if constexpr (kSplits) {
+        read_inputs<kMode>(P::all & Cell::output_inputs, i, in);
+        read_gains<kMode>(i, step.a);
+        read_split<kMode>(i, step.x);
       } else if constexpr (kKeepsGains) {
         read_inputs<kMode>((P::all & Cell::output_inputs & ~P::of_gain) | P::of_input | P::vectors,
                            i, in);
@@ -685,6 +752,7 @@ struct RowLeaf {
       const bool is_last = !kIsPlain<kMode> && i == last, reset_here = resets_at<kMode>(i);
       R in[P::inputs], dy, before, din[P::inputs];
       read_inputs<kMode>(Cell::backward_inputs, i, in);
+      if constexpr (kSwaps) in[P::swapped] = swapped[i];
       if (P::direct != 0 && i + kEarly < kLeaf) take_direct(i + kEarly);
       if constexpr (kHoldsGates) open_held(Cell::backward_inputs, i, false, in);
       read<kMode>(P::dy_slot, i, dy);
@@ -976,7 +1044,10 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
   A* const maps_x = maps_a + P::maps(across);
   A* const part_a = maps_x + P::maps(across);
   A* const part_x = part_a + P::parts(across, g.levels);
-  A* const enter = part_x + P::parts(across, g.levels) + team.number * width;
+  A* const enter = (P::swaps && 2 * P::threads * W > part_x + P::parts(across, g.levels) - in_time_a
+                        ? in_time_a + 2 * P::threads * W
+                        : part_x + P::parts(across, g.levels)) +
+                   team.number * width;
   char* const own_slots = slots + team.number * team.threads * g.leaf * P::vector_bytes;
 
   // --- stage -----------------------------------------------------------------------------------
@@ -1102,7 +1173,10 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
   } else {
     leaf.template map_in_pass<RowMode::general>(map, loss, cut);
   }
-  if constexpr (P::direct != 0) leaf.prefetch_direct();
+  if constexpr (P::direct != 0) {
+    if constexpr (decltype(leaf)::kSplits) __syncwarp();  // addresses wait for registers
+    leaf.prefetch_direct();
+  }
 
   // --- merge -----------------------------------------------------------------------------------
   // Neighbours in time are `across` threads apart.
@@ -1141,6 +1215,8 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
   }
   await_groups<0>();
   __syncthreads();
+  // Worked out anew: the leaves have taken all registers.
+  if constexpr (decltype(leaf)::kIsFull) whole = tile_of<kBackward>(g, shared.ticket, rows);
 
   // --- the tree between tiles ------------------------------------------------------------------
   const auto total = [&](int b, int ch) -> Segment<A> {
@@ -1242,8 +1318,8 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
       state.lane[v] = apply(before, run);
     }
   } else {
-    // Before the warp's band, a lane a channel; then before its own leaf. Of whole tiles a thread
-    // has one channel and as many bands as there are warps' widths of channels.
+    // Before the warp's band, a lane a channel; then before its own leaf. Where there are more
+    // channels than lanes, some warps do it for all of them.
     const auto before_tile = [&](int ch) {
       A run = enter[ch];
       // The highest level has the earliest nodes.
@@ -1261,14 +1337,14 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
       return run;
     };
     if constexpr (kPublishers > 1) {
-      const int ch = static_cast<int>(threadIdx.x) % kWidth;
-      const int first = static_cast<int>(threadIdx.x) / kWidth * kPublishers;
-      A run = before_tile(ch);
-      for (int b = 0; b < first; ++b) run = apply(total(b, ch), run);
+      const int ch = static_cast<int>(threadIdx.x);
+      if (ch < kWidth) {
+        A run = before_tile(ch);
 #pragma unroll
-      for (int b = 0; b < kPublishers; ++b) {
-        shared.band_enter[first + b][ch] = run;
-        if (b + 1 < kPublishers) run = apply(total(first + b, ch), run);
+        for (int b = 0; b < P::warps; ++b) {
+          shared.band_enter[b][ch] = run;
+          if (b + 1 < P::warps) run = apply(total(b, ch), run);
+        }
       }
       __syncthreads();
     } else {

@@ -401,6 +401,40 @@
 //
 // (Nothing is read twice: 0.279 GB of sru's 0.268, bfloat16 forward.) At 0.6 a cycle, memory leaves
 // time for 45, 77, 36, 60, 27 and 152.
+//
+// Cells in [B,T,D] a third time: how many blocks a multiprocessor holds, again. Backward in float32
+// five arrays of 16 KB had left two. Where states are recomputed (sru, qrnn_fo) they now take the
+// place of an input, which a thread has in registers from there on, steps written out: 80 of them,
+// three blocks. Where the output has them, inputs that the adjoint's map doesn't read come straight
+// from memory, as what only outputs read did: of rg_lru and min_lstm one, which makes a third block
+// (gilr has three anyway; with a fourth one, of 64 registers, it would spill), in the 16-bit types
+// all, for which 16 bytes of five arrays then are better than 8 (rg_lru 0.665, 0.65 with 8).
+// Forward, three inputs of 16 bits leave room for a step's gain and the upper half of what it adds,
+// whose lower half stays in registers: nothing is computed twice. There rg_lru's 1 - a^2 comes from
+// a, or two terms of its series ([B,D,T], 1,65536,512: 0.46 before, now 0.53, backward 0.71, 0.75).
+// Before and after, 16,4096,512 and 1,65536,512:
+//
+//              float32 backward        bfloat16 forward        and backward
+//   sru        0.81, 0.81  0.84, 0.86
+//   qrnn_fo    0.80, 0.80  0.85, 0.86
+//   qrnn_ifo                           0.71, 0.66  0.79, 0.74
+//   gilr                                                       0.78, 0.71  0.80, 0.78
+//   hgrn                                                       0.66, 0.61  0.72, 0.70
+//   min_gru                                                    0.79, 0.73  0.81, 0.78
+//   min_lstm   0.85, 0.84  0.87, 0.90  0.58, 0.54  0.70, 0.60  0.62, 0.58  0.70, 0.70
+//   rg_lru     0.78, 0.79  0.84, 0.86  0.44, 0.42  0.69, 0.59  0.55, 0.53  0.71, 0.69
+//
+// Around its loops a thread still spends as much as in them, counted in the machine code: of sru
+// backward in float32 1,160 instructions for 16 elements, in the loops 1,000; of min_gru forward in
+// bfloat16 1,000 for 64, and as many again. Some warps work out the state before each band for all,
+// which saves 80 of 2,000 in the 16-bit types (0.01 at most); in float32, 170 of 2,160, it made no
+// difference. Not tried: sigmoids by tanh.approx, which would save a special function each, but be
+// off by up to 2^-12 where gates are near 0 or 1.
+//
+// A call of sru from PyTorch, forward and backward, 1,65536,512, before that: of its kernels' 0.527
+// ms both clearings are 0.003 and the biases' sum 0.005. In a row of calls each takes 0.55, so that
+// 0.02 pass between kernels. What is beyond that is the host, 0.26 to 0.58 ms a call from run to
+// run, of which autograd's change of threads is 0.07: hidden, but for the first call of a row.
 #pragma once
 
 #include <cstddef>
@@ -448,7 +482,7 @@ constexpr RowShape row_shape(std::size_t element_bytes, bool backward, bool step
     return {128, kVectorBytes, 8};
   }
   if (recomputes) return {128, kVectorBytes, 4};
-  return {128, slots <= 4 ? kVectorBytes : kVectorBytes / 2, 8};
+  return {128, slots <= 5 ? kVectorBytes : kVectorBytes / 2, 8};
 }
 /// Threads of whole tiles that a multiprocessor is to hold, at most, by the registers that they
 /// take. `direct`: inputs that aren't staged.

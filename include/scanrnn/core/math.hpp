@@ -81,11 +81,13 @@ __device__ __forceinline__ float minimum(float p, float q) {
   return p <= q || p != p ? p : q;
 #endif
 }
-/// `yes` where v >= 0, else `no`. Both are computed: of ?: the compiler makes a branch around the
-/// costlier one, where several numbers at once would not wait for each other.
-__device__ __forceinline__ float where_positive(float v, float yes, float no) {
+/// `yes` where v >= bound, else `no`. Both are computed: of ?: the compiler makes a branch around
+/// the costlier one, where several numbers at once would not wait for each other.
+__device__ __forceinline__ float where_at_least(float v, float bound, float yes, float no) {
   float r;
-  asm("slct.f32.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(yes), "f"(no), "f"(v));
+  asm("{\n\t.reg .pred p;\n\tsetp.ge.f32 p, %3, %4;\n\tselp.f32 %0, %1, %2, p;\n\t}"
+      : "=f"(r)
+      : "f"(yes), "f"(no), "f"(v), "f"(bound));
   return r;
 }
 /// exp(v) for v < 128 log(2). The exponent v log2(e) is rounded down, so that what its rounding has
@@ -154,7 +156,7 @@ SCANRNN_HD float tanh(float v) {
   p = ::fmaf(p, s, -0x1.b89edap-5f);
   p = ::fmaf(p, s, 0x1.1109dcp-3f);
   p = ::fmaf(p, s, -0x1.55553ep-2f);
-  return device::where_positive(magnitude - 0.6f, large, ::fmaf(p * s, v, v));
+  return device::where_at_least(magnitude, 0.6f, large, ::fmaf(p * s, v, v));
 #else
   return ::tanhf(v);
 #endif
@@ -225,12 +227,21 @@ SCANRNN_HD Exponential<float> exponential(float v) {
   p = ::fmaf(p, v, 0x1.554ac2p-5f);
   p = ::fmaf(p, v, 0x1.55550cp-3f);
   p = ::fmaf(p, v, 0x1.fffffep-2f);
-  return {e, device::where_positive(v + 0.7f, ::fmaf(p * v, v, v), e - 1.0f)};
+  return {e, device::where_at_least(v, -0.7f, ::fmaf(p * v, v, v), e - 1.0f)};
 #else
   return {::expf(v), ::expm1f(v)};
 #endif
 }
 SCANRNN_HD Exponential<double> exponential(double v) { return {::exp(v), ::expm1(v)}; }
+
+/// exp(v), and 1 - exp(2 v) with full relative accuracy, for v <= 0.
+template <class R>
+struct Decayed {
+  R exp;
+  R rest;
+};
+template <class R>
+SCANRNN_HD Decayed<R> decayed(const R& v);
 
 /// log(1 + exp(v)), with full relative accuracy and without overflow.
 SCANRNN_HD float softplus(float v) { return positive_part(v) + ::log1pf(::expf(-::fabsf(v))); }
@@ -278,6 +289,12 @@ SCANRNN_HD R complement(const R& s, const R&) {
 template <class R>
 SCANRNN_HD R reciprocal(const R& v) {
   return Constant<R>::of(1) / v;
+}
+
+template <class R>
+SCANRNN_HD Decayed<R> decayed(const R& v) {
+  const Exponential<R> e = exponential(v);
+  return {e.exp, -(e.minus_one * (Constant<R>::of(2) + e.minus_one))};
 }
 
 }  // namespace scanrnn

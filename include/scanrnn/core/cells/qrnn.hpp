@@ -35,6 +35,7 @@ struct Qrnn : CellBase {
   static constexpr unsigned backward_inputs = (1u << inputs) - 1;
   static constexpr unsigned map_inputs = backward_inputs & ~(1u << kOutput);
   static constexpr unsigned output_inputs = 1u << kOutput;
+  static constexpr unsigned adjoint_inputs = 1u << kOutput;
   static constexpr unsigned gain_inputs = 1u << kForget;
   static constexpr unsigned optional_inputs = map_inputs & 1u << kInput;
   static constexpr unsigned opened_inputs = backward_inputs;

@@ -97,9 +97,9 @@ struct RgLru : CellBase {
       r = sigmoid(in[kGate]);
       const R rate = kPrepared ? in[kLambda] : softplus(in[kLambda]);
       log_a = Constant<R>::of(-cell.c) * rate * r;
-      const Exponential<R> e = exponential(log_a);
-      a = e.exp;
-      rest = -(e.minus_one * (Constant<R>::of(2) + e.minus_one));
+      const Decayed<R> decay = decayed(log_a);
+      a = decay.exp;
+      rest = decay.rest;
     }
   };
 
