@@ -166,13 +166,16 @@ struct ClusterShared {
   static_assert(own <= 2);
   /// Places for the maps of so many rounds.
   static constexpr int halves = own > 1 ? 1 : 2;
-  /// Whether all warps meet as soon as a tile has arrived, rather than when they have their bands'
-  /// maps (until then some may still need those of the last tile): backward, as they read each
-  /// other's rows, and where a thread has eight channels, which would spill.
-  static constexpr bool meets_early = P::backward || P::width > 4;
-  alignas(kVectorBytes) Affine<A> band[kWarps][width];
   static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
-  typename P::template Loss<typename P::Type> lost[keeps_loss ? kWarps : 1][width];
+  /// Whether all warps meet once a tile has arrived: backward, as they read each other's rows, and
+  /// where a thread has eight channels, which leave neither registers nor room for two places.
+  static constexpr bool meets_late = P::backward || P::width > 4;
+  /// Whether they meet while it is on its way: there is room for one place of losses only.
+  static constexpr bool meets_early = keeps_loss && !meets_late;
+  /// Where they don't meet, some may still need their bands when others have the next ones.
+  static constexpr int bands = meets_late || meets_early ? 1 : 2;
+  alignas(kVectorBytes) Affine<A> band[bands][kWarps][width];
+  typename P::template Loss<typename P::Type> lost[keeps_loss ? kWarps : 1][width];  // of the gains
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {
@@ -298,6 +301,7 @@ __global__ void __launch_bounds__(
   constexpr int width = ClusterShared<P>::width, across = P::band_vectors;
   constexpr int kOwn = ClusterShared<P>::own;
   constexpr int kHalves = ClusterShared<P>::halves;
+  constexpr bool kMeetsLate = ClusterShared<P>::meets_late;
   constexpr bool kMeetsEarly = ClusterShared<P>::meets_early;
   struct Own {  // a lane's channels
     A of[kOwn];
@@ -370,6 +374,7 @@ __global__ void __launch_bounds__(
         shared.enter_arrived[half].expect(sizeof(shared.enter[0]));
       }
     }
+    if constexpr (kMeetsEarly) __syncthreads();
     const Index channel0 = t.group * width;
     Own run{};
     if (rank == 0 && has_channel) {
@@ -386,7 +391,7 @@ __global__ void __launch_bounds__(
       leaf.take_neighbours(true);
     }
     await_groups<0>();
-    if constexpr (kMeetsEarly) {
+    if constexpr (kMeetsLate) {
       __syncthreads();
     } else {
       __syncwarp();
@@ -403,8 +408,7 @@ __global__ void __launch_bounds__(
     for (int v = 0; v < W; ++v) map[v] = identity<Affine<A>>();
     leaf.template map_in_pass<RowMode::plain_direct>(map, loss, cut);
     scan_lanes(map, loss, cut, lane, across, kWarp, false);
-    auto& band = shared.band;
-    if constexpr (!kMeetsEarly) __syncthreads();
+    auto& band = shared.band[round % ClusterShared<P>::bands];
 #pragma unroll
     for (int v = 0; v < W; ++v) {
       if (lane + across >= kWarp) {

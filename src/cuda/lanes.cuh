@@ -144,10 +144,13 @@ struct HalfFunctions : Functions<float> {
   static __device__ __forceinline__ Exponential<float> exponential(float v) {
     return {device::power_of_2(v * 0x1.715476p+0f), scanrnn::exponential(v).minus_one};
   }
-  /// The rest to 2^-15: by two terms of its series where the difference would lose more.
+  /// The rest to 2^-18: by four terms of its series where the difference would lose more.
   static __device__ __forceinline__ Decayed<float> decayed(float v) {
-    const float a = device::power_of_2(v * 0x1.715476p+0f), twice = -2.0f * v;
-    return {a, device::where_at_least(v, -0x1p-7f, ::fmaf(twice, v, twice), ::fmaf(-a, a, 1.0f))};
+    const float a = device::power_of_2(v * 0x1.715476p+0f);
+    float p = ::fmaf(v, -0x1.555556p-1f, -0x1.555556p+0f);
+    p = ::fmaf(p, v, -2.0f);
+    p = ::fmaf(p, v, -2.0f);
+    return {a, device::where_at_least(v, -0x1p-4f, p * v, ::fmaf(-a, a, 1.0f))};
   }
 };
 template <>

@@ -411,7 +411,8 @@
 // all, for which 16 bytes of five arrays then are better than 8 (rg_lru 0.665, 0.65 with 8).
 // Forward, three inputs of 16 bits leave room for a step's gain and the upper half of what it adds,
 // whose lower half stays in registers: nothing is computed twice. There rg_lru's 1 - a^2 comes from
-// a, or two terms of its series ([B,D,T], 1,65536,512: 0.46 before, now 0.53, backward 0.71, 0.75).
+// a, or from its series ([B,D,T], 1,65536,512: 0.46 before, now 0.53, backward 0.71, 0.75; by two
+// terms, which were 2^-15 off, now there are four).
 // Before and after, 16,4096,512 and 1,65536,512:
 //
 //              float32 backward        bfloat16 forward        and backward
