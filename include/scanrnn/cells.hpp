@@ -16,11 +16,11 @@
 // "c0".
 //
 // The weight of a step's input, 1 - sigmoid(f) where SRU, QRNN without i, and GILR have it, is
-// right in every size on the CPU. CUDA, and SRU's gradients, take the difference, which is off by
-// half a unit of 1's last place: 3e-8 in float32, where it is 0 from f = 17.4 on. (A serial float32
-// loop with exact weights against one with the difference, T = 20,000, largest error over the
-// largest state, inputs of both signs: 2e-6 instead of 1e-5 at weights near 1e-3, 8e-6 instead of
-// 1e-3 near 1e-5; inputs all 1: 8e-6 instead of 4e-6, and 2e-5 instead of 7e-5.)
+// right in every size on the CPU. CUDA, and the gradients of SRU and QRNN, take the difference,
+// which is off by half a unit of 1's last place: 3e-8 in float32, where it is 0 from f = 17.4 on.
+// (A serial float32 loop with exact weights against one with the difference, T = 20,000, largest
+// error over the largest state, inputs of both signs: 2e-6 instead of 1e-5 at weights near 1e-3,
+// 8e-6 instead of 1e-3 near 1e-5; inputs all 1: 8e-6 instead of 4e-6, and 2e-5 instead of 7e-5.)
 #pragma once
 
 #include "scanrnn/core/cell_type.hpp"

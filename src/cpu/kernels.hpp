@@ -36,8 +36,8 @@ struct LeafArgs {
   /// Kernels need not walk memory in its own order: rows lie in the caches, or are short pieces.
   bool resident = false;
   /// Not 0: rows are pieces of longer ones, which processors don't see coming; kernels that open
-  /// gates ask for them so many steps on.
-  int ahead = 0;
+  /// gates ask for what lies so many steps and lanes on.
+  int ahead_steps = 0, ahead_lanes = 0;
   /// Every row that is written is aligned to 16 bytes and one of too many to be worth caching.
   bool past_cache = false;
   ConstRows in[kMaxInputs];
@@ -48,6 +48,8 @@ struct LeafArgs {
   void* map_x = nullptr;  ///< (lanes) written
   // Forward.
   Rows out;
+  /// Of `states`: the inputs that the cell opens, opened; without data: absent, or not wanted.
+  Rows opened[kMaxInputs];
   // Backward.
   const void* c_first = nullptr;  ///< (lanes) state before step 0
   ConstRows c_prev;               ///< row t: state before step t, read for t >= 1
@@ -107,7 +109,8 @@ struct RunKernels {
 struct CellKernels {
   RunKernels along;  ///< lanes are steps
   int vector_lanes;
-  bool step_is_input;  ///< as the cell's
+  bool step_is_input;      ///< as the cell's
+  unsigned opened_inputs;  ///< that backward kernels read as `states` has opened them
   /// Turns the rows of a cell's vector inputs into what its kernels read instead; null: nothing.
   void (*prepare)(int lanes, std::ptrdiff_t plane, void* const* rows);
   void (*map)(const LeafArgs&);     ///< map_a, map_x

@@ -13,6 +13,8 @@ namespace scanrnn::cpu::SCANRNN_ISA {
 /// Vectors side by side that a narrow block keeps in registers.
 inline constexpr int kBlock = 4;
 
+enum class Pass { map, run, states, map_backward, run_backward };
+
 template <class Cell, class R>
 struct Leaf {
   using S = typename Register<R>::Scalar;
@@ -20,6 +22,11 @@ struct Leaf {
   static constexpr unsigned all_inputs = CellTraits<Cell>::all_inputs;
   static_assert(CellTraits<Cell>::is_cell);
 
+  static constexpr unsigned find_opened() {
+    if constexpr (opens_gates<Cell>) return Cell::opened_inputs;
+    return 0;
+  }
+  static constexpr unsigned opened_inputs = find_opened();
   static constexpr bool is_summed(int input) {
     return ((CellTraits<Cell>::summed_inputs >> input) & 1u) != 0;
   }
@@ -79,9 +86,10 @@ struct Leaf {
   // The kernels differ in their step alone; each reads and updates the carry of one register.
 
   struct MapStep {
-    static constexpr bool has_state = false, has_map = true, descending = false, has_sums = false;
+    static constexpr bool has_state = false, has_map = true, descending = false, has_sums = false,
+                          has_gradients = false;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
-                                Carry& c, R*) {
+                                Carry& c, R*, R*) {
       R in[Cell::inputs];
       read<Cell::map_inputs>(g, t, lane, in);
       const Affine<R> map = cell.step(in);
@@ -91,9 +99,10 @@ struct Leaf {
   };
 
   struct RunStep {
-    static constexpr bool has_state = true, has_map = true, descending = false, has_sums = false;
+    static constexpr bool has_state = true, has_map = true, descending = false, has_sums = false,
+                          has_gradients = false;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
-                                Carry& c, R*) {
+                                Carry& c, R*, R*) {
       R in[Cell::inputs];
       read<all_inputs>(g, t, lane, in);
       const Affine<R> map = cell.step(in);
@@ -105,15 +114,24 @@ struct Leaf {
     }
   };
 
+  /// Backward's first pass: the states, and what the second reads in place of some inputs.
   struct StatesStep {
-    static constexpr bool has_state = true, has_map = false, descending = false, has_sums = false;
+    static constexpr bool has_state = true, has_map = false, descending = false, has_sums = false,
+                          has_gradients = false;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
-                                Carry& c, R*) {
+                                Carry& c, R*, R*) {
       R in[Cell::inputs];
-      read<Cell::map_inputs>(g, t, lane, in);
+      read<Cell::map_inputs | opened_inputs | Cell::vector_inputs>(g, t, lane, in);
       const Affine<R> map = cell.step(in);
       c.state = cut ? map.x : fma(map.a, c.state, map.x);
       Reg::store(row(g.out, t, lane), g.plane, c.state);
+      if constexpr (opens_gates<Cell>) {
+        cell.open(in);
+        for (int i = 0; i < Cell::inputs; ++i) {
+          if (((opened_inputs >> i) & 1u) == 0 || g.opened[i].data == nullptr) continue;
+          Reg::store(row(g.opened[i], t, lane), g.plane, in[i]);
+        }
+      }
     }
   };
 
@@ -124,9 +142,10 @@ struct Leaf {
   }
 
   struct MapBackwardStep {
-    static constexpr bool has_state = false, has_map = true, descending = true, has_sums = false;
+    static constexpr bool has_state = false, has_map = true, descending = true, has_sums = false,
+                          has_gradients = false;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
-                                Carry& c, R*) {
+                                Carry& c, R*, R*) {
       R in[Cell::inputs], dy, c_after;
       read<Cell::backward_inputs>(g, t, lane, in);
       read_adjoint(g, t, lane, dy, c_after);
@@ -140,9 +159,10 @@ struct Leaf {
   /// With Sums, gradients are also added up over the leaf for the inputs that ask for it.
   template <bool Sums>
   struct RunBackwardStep {
-    static constexpr bool has_state = true, has_map = true, descending = true, has_sums = Sums;
+    static constexpr bool has_state = true, has_map = true, descending = true, has_sums = Sums,
+                          has_gradients = true;
     static SCANRNN_HD void step(const LeafArgs& g, const Cell& cell, int t, int lane, bool cut,
-                                Carry& c, R* sum) {
+                                Carry& c, R* sum, R* gradient) {
       R in[Cell::inputs], din[Cell::inputs], dy, c_after;
       read<Cell::backward_inputs>(g, t, lane, in);
       read_adjoint(g, t, lane, dy, c_after);
@@ -155,7 +175,7 @@ struct Leaf {
       const R whole = c.state + local;
       cell.pullback(in, c_prev, c_after, dy, whole, din);
       for (int i = 0; i < Cell::inputs; ++i) {
-        if (g.din[i].data != nullptr) write(g, g.din[i], t, lane, din[i]);
+        gradient[i] = din[i];
         if (Sums && is_summed(i)) sum[i] = sum[i] + din[i];
       }
       c.state = unless(cut, product(gain, whole));
@@ -168,18 +188,20 @@ struct Leaf {
     return descending ? g.steps - 1 - i : i;
   }
 
-  /// What step t reads, into the second-level cache.
+  /// What a pass reads of step t, into the second-level cache. Where backward takes two passes, the
+  /// first asks for both.
   template <class Step>
   static SCANRNN_HD void prefetch(const LeafArgs& g, int t, int lane) {
-    constexpr unsigned read = Step::descending                   ? Cell::backward_inputs
-                              : Step::has_state && Step::has_map ? all_inputs
-                                                                 : Cell::map_inputs;
+    constexpr bool backward = Step::descending || !Step::has_map;
+    constexpr unsigned read = backward          ? Cell::backward_inputs
+                              : Step::has_state ? all_inputs
+                                                : Cell::map_inputs;
     for (int i = 0; i < Cell::inputs; ++i) {
       if (((read & ~Cell::vector_inputs) >> i) & 1u) {
         __builtin_prefetch(row(g.in[i], t, lane), 0, 2);
       }
     }
-    if constexpr (Step::descending) {
+    if constexpr (backward) {
       __builtin_prefetch(row(g.dy, t, lane), 0, 2);
       if (Cell::state_is_output && Step::has_state) {
         __builtin_prefetch(row(g.c_prev, t, lane), 0, 2);
@@ -201,12 +223,25 @@ struct Leaf {
     for (int i = 0; i < g.steps; ++i) {
       const int t = time_of(g, i, Step::descending);
       const bool cut = is_reset(g, t);
+      R gradient[Width][Cell::inputs];
 #pragma GCC unroll 8
       for (int k = 0; k < Width; ++k) {
         const int v = Step::descending ? Width - 1 - k : k;  // as memory is walked
         const int lane = first_lane + v * Reg::lanes;
-        if (!Cell::step_is_input && g.ahead != 0) prefetch<Step>(g, t + g.ahead, lane);
-        Step::step(g, cell, t, lane, cut, carry[v], sum[v]);
+        constexpr int of_line = 64 / kVectorBytes;
+        if (!Cell::step_is_input && v % of_line == 0 && (g.ahead_steps | g.ahead_lanes) != 0) {
+          prefetch<Step>(g, t + g.ahead_steps, lane + g.ahead_lanes);
+        }
+        Step::step(g, cell, t, lane, cut, carry[v], sum[v], gradient[v]);
+      }
+      // Array by array: of stores past the caches, those at the same place of different pages wait
+      // for each other.
+      for (int k = 0; Step::has_gradients && k < Cell::inputs; ++k) {
+        if (g.din[k].data == nullptr) continue;
+#pragma GCC unroll 8
+        for (int v = Width - 1; v >= 0; --v) {
+          write(g, g.din[k], t, first_lane + v * Reg::lanes, gradient[v][k]);
+        }
       }
     }
     for (int v = 0; v < Width; ++v) {
@@ -241,7 +276,11 @@ struct Leaf {
 #pragma GCC unroll 2
       for (int r = 0; r < Rows; ++r) {
         const int t = time_of(g, i + r, Step::descending);
-        Step::step(g, cell, t, lane, is_reset(g, t), carry, sum);
+        R gradient[Cell::inputs];
+        Step::step(g, cell, t, lane, is_reset(g, t), carry, sum, gradient);
+        for (int k = 0; Step::has_gradients && k < Cell::inputs; ++k) {
+          if (g.din[k].data != nullptr) write(g, g.din[k], t, lane, gradient[k]);
+        }
       }
       if (Step::has_state) put(g.state, lane, g.plane, carry.state);
       if (Step::has_map) {
@@ -302,11 +341,10 @@ struct Leaf {
     // registers.
     const LeafArgs g = args;
     constexpr int block = kBlock * Reg::lanes;
-    if (g.lanes > block && !g.resident) {
-      if constexpr (Cell::step_is_input) {
-        if (takes_pairs<Step>(g)) return wide<Step, 2>(g);
+    if constexpr (Cell::step_is_input) {
+      if (g.lanes > block && !g.resident) {
+        return takes_pairs<Step>(g) ? wide<Step, 2>(g) : wide<Step, 1>(g);
       }
-      return wide<Step, 1>(g);
     }
     int lane = 0;
     for (; lane + block <= g.lanes; lane += block) narrow<Step, kBlock>(g, lane);
@@ -314,13 +352,42 @@ struct Leaf {
     if (lane < g.lanes) narrow<Step, 1>(g, lane);
   }
 
-  static void run_backward(const LeafArgs& args) {
+  template <Pass pass>
+  static void call(const LeafArgs& args) {
+    if constexpr (pass == Pass::map) kernel<MapStep>(args);
+    if constexpr (pass == Pass::run) kernel<RunStep>(args);
+    if constexpr (pass == Pass::states) kernel<StatesStep>(args);
+    if constexpr (pass == Pass::map_backward || pass == Pass::run_backward) {
+      Leaf<OpenedType<Cell>, R>::template call_backward<pass>(args);
+    }
+  }
+  template <Pass pass>
+  static SCANRNN_HD void call_backward(const LeafArgs& args) {
+    if constexpr (pass == Pass::map_backward) return kernel<MapBackwardStep>(args);
     if constexpr (CellTraits<Cell>::summed_inputs != 0) {
       for (int i = 0; i < Cell::inputs; ++i) {
         if (args.sum[i] != nullptr) return kernel<RunBackwardStep<true>>(args);
       }
     }
     kernel<RunBackwardStep<false>>(args);
+  }
+
+  /// The kernel of the case that a call is: options that are known leave no branches between
+  /// registers. In single precision alone, for the sake of the library's size.
+  template <Pass pass, class... Case>
+  static SCANRNN_HD void choose(const LeafArgs& args, CellCases<Case...>) {
+    [[maybe_unused]] const Cell cell = read_cell<Cell>(args.cell);
+    const bool is_case =
+        ((Case::suits(cell) && (Leaf<Case, R>::template call<pass>(args), true)) || ...);
+    if (!is_case) call<pass>(args);
+  }
+  template <Pass pass>
+  static void call_case(const LeafArgs& args) {
+    if constexpr (sizeof(S) == sizeof(float)) {
+      choose<pass>(args, typename CasesOf<Cell>::Type());
+    } else {
+      call<pass>(args);
+    }
   }
 
   /// The vector inputs of some lanes, in place.
@@ -343,12 +410,13 @@ struct Leaf {
     return {Along<Cell, R>::kernels(),
             Reg::lanes,
             Cell::step_is_input,
+            opened_inputs,
             Cell::is_prepared ? prepare : nullptr,
-            kernel<MapStep>,
-            kernel<RunStep>,
-            Cell::state_is_output ? nullptr : kernel<StatesStep>,
-            kernel<MapBackwardStep>,
-            run_backward};
+            call_case<Pass::map>,
+            call_case<Pass::run>,
+            Cell::state_is_output ? nullptr : call_case<Pass::states>,
+            call_case<Pass::map_backward>,
+            call_case<Pass::run_backward>};
   }
 };
 

@@ -186,6 +186,37 @@ SCANRNN_HD Mask<S> annihilates(const Complex<Vec<S>>& gain, const Complex<Vec<S>
   return {overflowed & (state.re.v == zero.v) & (state.im.v == zero.v)};
 }
 
+// `q` where `p` is less, or greater; NaN where `p` is.
+template <class S>
+SCANRNN_HD Vec<S> maximum(const Vec<S>& p, const Vec<S>& q) {
+  return {p.v < q.v ? q.v : p.v};
+}
+template <class S>
+SCANRNN_HD Vec<S> minimum(const Vec<S>& p, const Vec<S>& q) {
+  return {p.v > q.v ? q.v : p.v};
+}
+#if defined(__SSE2__)
+// The machine's own, which the compiler makes of neither.
+SCANRNN_HD Vec<float> maximum(const Vec<float>& p, const Vec<float>& q) {
+#if defined(__AVX512F__)
+  return {(Vec<float>::Raw)_mm512_maskz_max_ps(0xffff, (__m512)q.v, (__m512)p.v)};
+#elif defined(__AVX2__)
+  return {(Vec<float>::Raw)_mm256_max_ps((__m256)q.v, (__m256)p.v)};
+#else
+  return {(Vec<float>::Raw)_mm_max_ps((__m128)q.v, (__m128)p.v)};
+#endif
+}
+SCANRNN_HD Vec<float> minimum(const Vec<float>& p, const Vec<float>& q) {
+#if defined(__AVX512F__)
+  return {(Vec<float>::Raw)_mm512_maskz_min_ps(0xffff, (__m512)q.v, (__m512)p.v)};
+#elif defined(__AVX2__)
+  return {(Vec<float>::Raw)_mm256_min_ps((__m256)q.v, (__m256)p.v)};
+#else
+  return {(Vec<float>::Raw)_mm_min_ps((__m128)q.v, (__m128)p.v)};
+#endif
+}
+#endif
+
 template <class S>
 struct ExpConstants;
 template <>
@@ -197,8 +228,10 @@ struct ExpConstants<float> {
   static constexpr float round_magic = 0x1.8p23f;
   static constexpr int mantissa_bits = 23;
   static constexpr int exponent_bias = 127;
-  static constexpr int taylor_terms = 7;
   static constexpr float lowest = -104.0f;  // exp rounds to 0 below
+  // Of (exp(r) - 1 - r) / r^2, minimax: exp(r) - 1 is off by 0.22 * 2^-24 of itself at most.
+  static constexpr float series[] = {0x1.fffffep-2f, 0x1.5554bp-3f, 0x1.555674p-5f, 0x1.122776p-7f,
+                                     0x1.6bec16p-10f};
 };
 template <>
 struct ExpConstants<double> {
@@ -208,112 +241,112 @@ struct ExpConstants<double> {
   static constexpr double round_magic = 0x1.8p52;
   static constexpr int mantissa_bits = 52;
   static constexpr int exponent_bias = 1023;
-  static constexpr int taylor_terms = 13;
   static constexpr double lowest = -746.0;
+  // Taylor's: the first dropped term is below a quarter of an ulp of r.
+  static constexpr double series[] = {1 / 2.0,      1 / 6.0,       1 / 24.0,       1 / 120.0,
+                                      1 / 720.0,    1 / 5040.0,    1 / 4.032e4,    1 / 3.6288e5,
+                                      1 / 3.6288e6, 1 / 3.99168e7, 1 / 4.790016e8, 1 / 6.2270208e9};
+};
+
+/// exp(v) = scale (1 + p) for v <= 0: scale is 2^k, where v = k ln 2 + r with |r| <= ln 2 / 2, and
+/// p = exp(r) - 1.
+template <class S>
+struct SplitExp {
+  Vec<S> p, scale;
 };
 
 #if defined(__AVX512F__)
-/// Multiplies by powers of 2, down to subnormal numbers: by 2^k, rounded once.
-template <class S>
-struct PowerOf2 {
-  Vec<S> k;
-  SCANRNN_HD static PowerOf2 of(const Vec<S>& k, const Vec<S>&) { return {k}; }
-};
-SCANRNN_HD Vec<float> operator*(const Vec<float>& v, const PowerOf2<float>& power) {
-  return {(Vec<float>::Raw)_mm512_maskz_scalef_ps(0xffff, (__m512)v.v, (__m512)power.k.v)};
+/// k, and 2^k, down to subnormal numbers.
+SCANRNN_HD Vec<float> power_of_2(const Vec<float>& k) {
+  const Vec<float> one = splat(1.0f);
+  return {(Vec<float>::Raw)_mm512_maskz_scalef_ps(0xffff, (__m512)one.v, (__m512)k.v)};
 }
-SCANRNN_HD Vec<double> operator*(const Vec<double>& v, const PowerOf2<double>& power) {
-  return {(Vec<double>::Raw)_mm512_maskz_scalef_pd(0xff, (__m512d)v.v, (__m512d)power.k.v)};
-}
-#else
-/// Multiplies by powers of 2, down to subnormal numbers: by two factors, whose exponents are
-/// k / 2 rounded down, and the rest.
-template <class S>
-struct PowerOf2 {
-  Vec<S> half, rest;
-  /// `shifted`: round_magic + k, whose lowest bits are k.
-  SCANRNN_HD static PowerOf2 of(const Vec<S>&, const Vec<S>& shifted) {
-    using C = ExpConstants<S>;
-    using Bits = typename Vec<S>::Bits;
-    using Integer = typename Vec<S>::Integer;
-    const Bits exponent = (Bits)shifted.v - (Bits)splat<S>(C::round_magic).v;
-    const Bits half = exponent >> 1;
-    const Bits bias = (Bits){} + static_cast<Integer>(C::exponent_bias);
-    return {{(typename Vec<S>::Raw)((half + bias) << C::mantissa_bits)},
-            {(typename Vec<S>::Raw)((exponent - half + bias) << C::mantissa_bits)}};
-  }
-};
-template <class S>
-SCANRNN_HD Vec<S> operator*(const Vec<S>& v, const PowerOf2<S>& power) {
-  return v * power.half * power.rest;
+SCANRNN_HD Vec<double> power_of_2(const Vec<double>& k) {
+  const Vec<double> one = splat(1.0);
+  return {(Vec<double>::Raw)_mm512_maskz_scalef_pd(0xff, (__m512d)one.v, (__m512d)k.v)};
 }
 #endif
 
-/// exp(v) = 2^k (1 + p) for v <= 0: v = k ln 2 + r with |r| <= ln 2 / 2, and p = exp(r) - 1 from
-/// its Taylor series, whose first dropped term is below a quarter of an ulp of r.
 template <class S>
-struct SplitExp {
-  Vec<S> p;
-  PowerOf2<S> scale;
-};
-
-template <class S>
-SCANRNN_HD SplitExp<S> split_exp(Vec<S> v) {
+SCANRNN_HD SplitExp<S> split_exp(const Vec<S>& given) {
   using C = ExpConstants<S>;
-  const Vec<S> lowest = splat<S>(C::lowest);
-  v.v = v.v < lowest.v ? lowest.v : v.v;
+  const Vec<S> v = maximum(given, splat<S>(C::lowest));
+#if defined(__AVX512F__)
   const Vec<S> magic = splat<S>(C::round_magic);
+  const Vec<S> k = fma(v, splat<S>(C::log2e), magic) - magic;
+  const Vec<S> scale = power_of_2(k);
+#else
+  // The sum's lowest bits are the exponent of 2^(k + digits): a normal number, for k may be as low
+  // as the least exponent of subnormal ones.
+  constexpr int digits = C::mantissa_bits + 1;
+  const Vec<S> magic = splat<S>(C::round_magic + (C::exponent_bias + digits));
   const Vec<S> shifted = fma(v, splat<S>(C::log2e), magic);
   const Vec<S> k = shifted - magic;
+  constexpr S down = 1 / static_cast<S>(std::int64_t{1} << digits);
+  const Vec<S> scale =
+      Vec<S>{(typename Vec<S>::Raw)((typename Vec<S>::Bits)shifted.v << C::mantissa_bits)} *
+      splat<S>(down);
+#endif
   const Vec<S> r = fma(k, splat<S>(-C::ln2_low), fma(k, splat<S>(-C::ln2_high), v));
-  double factorial = 1;
-  for (int n = 2; n <= C::taylor_terms; ++n) factorial *= n;
-  double inverse = 1 / factorial;
-  Vec<S> series = splat<S>(static_cast<S>(inverse));
-  for (int n = C::taylor_terms; n > 2; --n) {
-    inverse *= n;
-    series = fma(series, r, splat<S>(static_cast<S>(inverse)));
+  // In pairs of terms, which wait for each other less.
+  const Vec<S> square = r * r;
+  constexpr int terms = sizeof(C::series) / sizeof(S);
+  int n = terms - (terms % 2 == 0 ? 2 : 1);
+  Vec<S> series = splat<S>(C::series[n]);
+  if (terms % 2 == 0) series = fma(splat<S>(C::series[terms - 1]), r, series);
+  while (n > 0) {
+    n -= 2;
+    series = fma(series, square, fma(splat<S>(C::series[n + 1]), r, splat<S>(C::series[n])));
   }
-  return {fma(series * r, r, r), PowerOf2<S>::of(k, shifted)};
+  return {fma(series, square, r), scale};
 }
 
 template <class S>
+SCANRNN_HD Vec<S> sign_bit() {
+  return -splat<S>(0);
+}
+template <class S>
 SCANRNN_HD Vec<S> absolute(const Vec<S>& v) {
-  typename Vec<S>::Bits sign = (typename Vec<S>::Bits)(-splat<S>(0).v);
-  return {(typename Vec<S>::Raw)((typename Vec<S>::Bits)v.v & ~sign)};
+  using Bits = typename Vec<S>::Bits;
+  return {(typename Vec<S>::Raw)((Bits)v.v & ~(Bits)sign_bit<S>().v)};
+}
+template <class S>
+SCANRNN_HD Vec<S> minus_absolute(const Vec<S>& v) {
+  using Bits = typename Vec<S>::Bits;
+  return {(typename Vec<S>::Raw)((Bits)v.v | (Bits)sign_bit<S>().v)};
 }
 
+/// With e = exp(-|v|), e / (1 + e) or 1 / (1 + e).
 template <class S>
 SCANRNN_HD Vec<S> sigmoid(const Vec<S>& v) {
   const Vec<S> one = splat<S>(1);
-  const SplitExp<S> split = split_exp(-absolute(v));
-  const Vec<S> e = (one + split.p) * split.scale;
+  const SplitExp<S> split = split_exp(minus_absolute(v));
+  const Vec<S> e = fma(split.p, split.scale, split.scale);
   const typename Vec<S>::Raw zero = {};
   const Vec<S> numerator = {v.v < zero ? e.v : one.v};
-  return numerator / (one + e);
+  return numerator / fma(split.p, split.scale, one + split.scale);
 }
 
 template <class S>
 SCANRNN_HD Vec<S> complement(const Vec<S>& s, const Vec<S>& v) {
   const Vec<S> one = splat<S>(1);
-  const SplitExp<S> split = split_exp(-absolute(v));
-  const Vec<S> e = (one + split.p) * split.scale;
+  const SplitExp<S> split = split_exp(minus_absolute(v));
+  const Vec<S> e = fma(split.p, split.scale, split.scale);
   const typename Vec<S>::Raw zero = {};
   return {v.v < zero ? (one - s).v : (e * s).v};
 }
 
+/// With e = exp(-2|v|), (1 - e) / (1 + e); near 0, where scale is 1, the numerator is -p.
 template <class S>
 SCANRNN_HD Vec<S> tanh(const Vec<S>& v) {
-  const Vec<S> magnitude = absolute(v);
-  const SplitExp<S> split = split_exp(splat<S>(-2) * magnitude);
-  // exp(-2|v|) - 1, exact to an ulp near 0 since there k = 0 and it is p itself.
   const Vec<S> one = splat<S>(1);
-  const Vec<S> scale = one * split.scale;
-  const Vec<S> e = fma(scale, split.p, scale - one);
-  const Vec<S> t = -e / (splat<S>(2) + e);
-  const typename Vec<S>::Bits sign = (typename Vec<S>::Bits)(-splat<S>(0).v);
-  return {(typename Vec<S>::Raw)(((typename Vec<S>::Bits)v.v & sign) |
-                                 ((typename Vec<S>::Bits)t.v & ~sign))};
+  const Vec<S> half = minus_absolute(v);
+  const SplitExp<S> split = split_exp(half + half);
+  const Vec<S> t =
+      fma(-split.scale, split.p, one - split.scale) / fma(split.scale, split.p, one + split.scale);
+  using Bits = typename Vec<S>::Bits;
+  const Bits sign = (Bits)sign_bit<S>().v;
+  return {(typename Vec<S>::Raw)(((Bits)v.v & sign) | ((Bits)t.v & ~sign))};
 }
 
 template <class S>
@@ -333,15 +366,6 @@ SCANRNN_HD Vec<S> where_negative(const Vec<S>& v, const Vec<S>& yes, const Vec<S
   const typename Vec<S>::Raw zero = {};
   return {v.v < zero ? yes.v : no.v};
 }
-template <class S>
-SCANRNN_HD Vec<S> maximum(const Vec<S>& p, const Vec<S>& q) {
-  return {p.v < q.v ? q.v : p.v};
-}
-template <class S>
-SCANRNN_HD Vec<S> minimum(const Vec<S>& p, const Vec<S>& q) {
-  return {p.v > q.v ? q.v : p.v};
-}
-
 SCANRNN_HD Vec<float> sqrt(const Vec<float>& v) {
 #if defined(__AVX512F__)
   return {(Vec<float>::Raw)_mm512_maskz_sqrt_ps(0xffff, (__m512)v.v)};
@@ -376,9 +400,8 @@ SCANRNN_HD Vec<double> sqrt(const Vec<double>& v) {
 template <class S>
 SCANRNN_HD Exponential<Vec<S>> exponential(const Vec<S>& v) {
   const SplitExp<S> split = split_exp(v);
-  const Vec<S> one = splat<S>(1);
-  const Vec<S> scale = one * split.scale;
-  return {(one + split.p) * split.scale, fma(scale, split.p, scale - one)};
+  return {fma(split.p, split.scale, split.scale),
+          fma(split.p, split.scale, split.scale - splat<S>(1))};
 }
 
 /// With e = exp(-|v|), log(1 + e) = 2 artanh(s) for s = e / (2 + e) <= 1/3, from its Taylor series,
