@@ -739,10 +739,10 @@ def test_s08_errors(name):
             r"gilr_step: h has shape \(4,\)",
             lambda: srj.gilr_step(X[:, 0], X[:, 0], np.zeros(4)),
         ),
-        (TypeError, "gilr: z is a builtins.NoneType, expected an array", lambda: srj.gilr(X, None)),
+        (TypeError, "gilr: z is a NoneType, expected an array", lambda: srj.gilr(X, None)),
         (
             TypeError,
-            "lru: nu is a builtins.NoneType, expected an array",
+            "lru: nu is a NoneType, expected an array",
             lambda: srj.lru(X, None, X[0, 0]),
         ),
     ],

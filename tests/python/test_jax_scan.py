@@ -877,7 +877,7 @@ X = np.zeros((2, 5, 3))
             (X, X, X[:, 0].astype("f")),
             {},
         ),
-        (TypeError, "scan: x is a builtins.object", (X, object()), {}),
+        (TypeError, "scan: x is a object, expected an array", (X, object()), {}),
     ],
 )
 def test_s08_errors(error, text, arguments, options):
