@@ -180,27 +180,27 @@ template <class T, int N>
 SCANRNN_HD Lanes<T, N> tanh(const Lanes<T, N>& p) {
   return each_lane<T, N>([&](int v) { return Functions<T>::tanh(p.lane[v]); });
 }
-template <class T, int N>
-SCANRNN_HD Decayed<Lanes<T, N>> decayed(const Lanes<T, N>& p) {
-  Decayed<Lanes<T, N>> r;
+/// A function of one lane with two results, for all of them.
+template <template <class> class Pair, class T, int N, class F>
+SCANRNN_HD Pair<Lanes<T, N>> each_lane_pair(F&& f) {
+  Pair<Lanes<T, N>> r;
+  auto& [first, second] = r;
 #pragma unroll
   for (int v = 0; v < N; ++v) {
-    const Decayed<Acc<T>> d = Functions<T>::decayed(p.lane[v]);
-    r.exp.lane[v] = d.exp;
-    r.rest.lane[v] = d.rest;
+    const auto [p, q] = f(v);
+    first.lane[v] = p;
+    second.lane[v] = q;
   }
   return r;
 }
 template <class T, int N>
+SCANRNN_HD Decayed<Lanes<T, N>> decayed(const Lanes<T, N>& p) {
+  return each_lane_pair<Decayed, T, N>([&](int v) { return Functions<T>::decayed(p.lane[v]); });
+}
+template <class T, int N>
 SCANRNN_HD Exponential<Lanes<T, N>> exponential(const Lanes<T, N>& p) {
-  Exponential<Lanes<T, N>> r;
-#pragma unroll
-  for (int v = 0; v < N; ++v) {
-    const Exponential<Acc<T>> e = Functions<T>::exponential(p.lane[v]);
-    r.exp.lane[v] = e.exp;
-    r.minus_one.lane[v] = e.minus_one;
-  }
-  return r;
+  return each_lane_pair<Exponential, T, N>(
+      [&](int v) { return Functions<T>::exponential(p.lane[v]); });
 }
 
 }  // namespace scanrnn::cuda
