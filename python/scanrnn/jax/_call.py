@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .._array import type_name
 from .._array.options import check_sequence_options, listed, time_axis
 from .._array.values import check_lengths, check_offsets
 from ._cell import (
@@ -60,11 +61,8 @@ def as_array(fn: str, name: str, value: Any) -> Array:
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        kind = type(value)
-        prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         raise TypeError(
-            f"{fn}: {name} is a {prefix}{kind.__qualname__}, expected an array that JAX takes "
-            f"({error})"
+            f"{fn}: {name} is a {type_name(value)}, expected an array that JAX takes ({error})"
         ) from error
 
 
