@@ -12,7 +12,7 @@
 //
 // Tickets are taken in the order in which clusters are released from waiting, not earlier. As every
 // tile waits for all before it, nothing costs more than a ticket in the hands of a cluster that
-// can't begin: taken half a tile earlier, (1,2^20,64) has 0.70 instead of 0.90 (tuning.hpp).
+// can't begin: taken half a tile earlier, (1,2^20,64) has 0.70 instead of 0.90 (TUNING.md).
 //
 // Progress. All blocks of a cluster run, or none does. A cluster takes its first ticket once its
 // blocks run, and works through its tickets in their order; so of all tickets that have been taken

@@ -6,7 +6,7 @@
 //
 // Blocks whose tiles are the children of one node stay: they take the ticket for the next ones as
 // soon as they know the state that theirs start from, and it arrives while they finish. A ticket in
-// the hands of a block that can't begin would hold up all behind it (clusters.cuh, tuning.hpp).
+// the hands of a block that can't begin would hold up all behind it (clusters.cuh, TUNING.md).
 // Progress is that of tree.cuh: a block works through its tickets in their order, so of all that
 // have been taken the earliest unfinished one is being worked on, and waits for nothing but earlier
 // ones. How many blocks run at a time makes no difference.

@@ -70,7 +70,7 @@ PassKernels pass_kernels() {
       k.narrow_whole = k.whole;
       k.narrow_whole.function =
           reinterpret_cast<const void*>(&run_rows<Cell, T, kBackward, true, true>);
-      if constexpr (!kBackward) {  // which gains nothing by them (tuning.hpp)
+      if constexpr (!kBackward) {  // which gains nothing by them (TUNING.md)
         k.narrow_clusters = k.clusters;
         k.narrow_clusters.function =
             reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward, true>);
