@@ -428,6 +428,10 @@ def from_dlpack(obj: Any) -> tuple[Descriptor, object]:
         TypeError: obj is neither, its dtype has no code, or its dtype has more than one lane.
     """
 
+#: Major and minor version of XLA's interface for handlers that these were compiled with; (0, 0)
+#: without XLA's headers.
+ffi_version: tuple[int, int]
+
 def ffi_targets(platform: str = "cpu") -> dict[str, Any]:
     """XLA FFI handlers by target name, as capsules; empty when built without XLA's headers.
 

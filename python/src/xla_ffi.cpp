@@ -577,6 +577,7 @@ std::size_t ffi_workspace_bytes(const std::string& name, const std::vector<Shape
 
 void bind_xla_ffi(nb::module_& m) {
   using nb::arg;
+  m.attr("ffi_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("ffi_targets", ffi_targets, arg("platform") = "cpu");
   m.def("ffi_workspace_bytes", ffi_workspace_bytes, arg("name"), arg("operands"), arg("results"),
         arg("reverse"), arg("packed"), arg("left_padded"), arg("order"), arg("kind") = 0,
@@ -587,6 +588,7 @@ void bind_xla_ffi(nb::module_& m) {
 #else
 
 void bind_xla_ffi(nb::module_& m) {
+  m.attr("ffi_version") = nb::make_tuple(0, 0);
   m.def("ffi_targets", [](nb::handle) { return nb::dict(); }, nb::arg("platform") = "cpu");
 }
 

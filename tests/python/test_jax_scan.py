@@ -4,6 +4,7 @@
 import itertools
 import time
 from functools import partial
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
@@ -918,6 +919,14 @@ def test_needs_jax_and_its_handlers(run_python):
         "except RuntimeError as error: print(error)\n"
     )
     assert "compiled without XLA's headers" in text
+    text = run_python(
+        "import scanrnn._core as core\n"
+        "core.ffi_version = (core.ffi_version[0], 999)\n"
+        "try: import scanrnn.jax\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    assert "headers of version 0.999" in text
+    assert f"installed jaxlib {version('jaxlib')} are older" in text
 
 
 def lowered(f, *arrays, platform="cuda"):

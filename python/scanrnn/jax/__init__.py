@@ -14,11 +14,14 @@ wants to be told, by disabled_checks: a jax.export.DisabledSafetyCheck.custom_ca
 To run such a program, import scanrnn.jax first, of the version that it was exported with.
 """
 
-import importlib
+import importlib.metadata
+import re
+from pathlib import Path
 from typing import Any
 
 try:
     import jax
+    import jaxlib
 except ImportError as error:
     raise ImportError("scanrnn.jax needs JAX: pip install 'scanrnn[jax]' or 'jax'") from error
 
@@ -29,6 +32,29 @@ if not _core.ffi_targets():
         "scanrnn.jax: this build of scanrnn has no JAX handlers, because it was compiled without "
         "XLA's headers. They come with jaxlib: install it, then scanrnn from source by "
         "'pip install --no-binary scanrnn --force-reinstall scanrnn'"
+    )
+
+
+def _ffi_version_of_jaxlib() -> tuple[int, ...] | None:
+    """That of XLA's interface for handlers. Only the headers tell it."""
+    header = Path(jaxlib.__file__).parent / "include/xla/ffi/api/c_api.h"
+    if not header.is_file():
+        return None
+    text = header.read_text()
+    found = [re.search(rf"define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    return tuple(int(match[1]) for match in found if match)
+
+
+# XLA takes handlers of its own version and older ones. Given newer ones, no computation of JAX runs
+# on the CPU any more, and on GPUs they are missing only when they are called.
+_version = _ffi_version_of_jaxlib()
+if _version and _version < _core.ffi_version:
+    raise RuntimeError(
+        "scanrnn.jax: the JAX handlers of this build of scanrnn were compiled with XLA's headers "
+        f"of version {'.'.join(map(str, _core.ffi_version))}; those of the installed jaxlib "
+        f"{importlib.metadata.version('jaxlib')} are older, {'.'.join(map(str, _version))}. "
+        "Install a newer jaxlib, or scanrnn anew: without --no-build-isolation it takes headers "
+        "of an old one"
     )
 
 
