@@ -50,7 +50,7 @@ def test_s08_numbers(frontend, option, value, error, expected):
 @pytest.mark.parametrize("value", ["8", None])
 def test_s08_the_factor_of_rg_lru(frontend, value):
     functions, array = frontend
-    for x, name, state in ((X, "rg_lru", ()), (X[:, 0], "rg_lru(_step)?", (None,))):
+    for x, name, state in ((X, "rg_lru", ()), (X[:, 0], "rg_lru_step", (None,))):
         function = functions.rg_lru_step if state else functions.rg_lru
         with pytest.raises(TypeError, match=rf"^{name}: c is {value!r}, expected a number"):
             function(*[array(x)] * 3, array(V), *state, c=value)
@@ -84,12 +84,52 @@ def test_d01_dtypes_that_cells_do_not_have(frontend, dtype):
     assert "complex" not in str(caught.value).partition("expected")[2]
 
 
+# Each with inputs x, vectors v and a state.
+STEPS = {
+    "diagonal_gru_step": lambda f, x, v, state: f(x, x, x, v, v, v, None, state),
+    "diagonal_lstm_step": lambda f, x, v, state: f(x, x, x, x, v, v, v, v, state, None),
+    "gilr_step": lambda f, x, v, state: f(x, x, state),
+    "hgrn_step": lambda f, x, v, state: f(x, x, v, state),
+    "indrnn_step": lambda f, x, v, state: f(x, v, state),
+    "min_gru_step": lambda f, x, v, state: f(x, x, state),
+    "min_lstm_step": lambda f, x, v, state: f(x, x, x, state),
+    "qrnn_step": lambda f, x, v, state: f(x, x, x, None, state),
+    "rg_lru_step": lambda f, x, v, state: f(x, x, x, v, state),
+    "sru_step": lambda f, x, v, state: f(x, x, x, None, v, v, state),
+    "sru_step, recurrent": lambda f, x, v, state: f(x, x, x, None, v, v, state, v_f=v, v_r=v),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_s08_a_step_names_its_own_arguments(frontend, case):
+    functions, array = frontend
+    name = case.partition(",")[0]
+    function = getattr(functions, name)
+    one, state = X[:, 0], "c" if name in ("qrnn_step", "sru_step") else "h"
+
+    def call(state):
+        return STEPS[case](function, array(one), array(V), array(state))
+
+    call(one)
+    with pytest.raises(
+        ValueError, match=rf"^{name}: {state} has shape \(2, 2\), expected \(2, 3\)"
+    ):
+        call(one[:, :2])
+    with pytest.raises(TypeError, match=rf"^{name}: {state} has dtype .*int32, expected"):
+        call(one.astype(np.int32))
+
+
+def test_s08_all_steps_are_tried():
+    steps = {n for n in scanrnn.cells.__all__ if n.endswith("_step")}
+    assert steps == {case.partition(",")[0] for case in STEPS}
+
+
 def test_s08_shapes_of_a_step(frontend):
     functions, array = frontend
     one = array(X[:, 0])
-    with pytest.raises(ValueError, match=r"^gilr.*: h0? has shape \(2, 2\), expected \(2, 3\)"):
-        functions.gilr_step(one, one, one[:, :2])
-    with pytest.raises(ValueError, match=r"^gilr.*: z has shape \(2, (1, )?2\), expected"):
+    with pytest.raises(ValueError, match=r"^gilr_step: z has shape \(2, 2\), expected \(2, 3\)"):
         functions.gilr_step(one, one[:, :2], None)
-    with pytest.raises(ValueError, match=r"^gilr.*: f has shape \(\), expected"):
+    with pytest.raises(ValueError, match=r"^gilr_step: f has shape \(\), expected at least a chan"):
         functions.gilr_step(one[0, 0], one[0, 0], None)
+    with pytest.raises(ValueError, match=r"^gilr_step: activation is 'gelu', expected 'identity'"):
+        functions.gilr_step(one, one, None, activation="gelu")

@@ -249,12 +249,17 @@ def run(
 
 
 def one_step(fn: str, specs: Specs, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs of one step as inputs of a sequence of one step."""
+    """Inputs of one step, which share a shape, as inputs of a sequence of one step."""
+    shape: tuple[int, ...] | None = None
 
     def sequence(argument: str, value: Any) -> Array:
+        nonlocal shape
         array = as_array(fn, argument, value)
+        if shape is None:
+            shape = array.shape
         if array.ndim == 0:
-            raise ValueError(f"{fn}: {argument} has shape (), expected (..., D)")
+            raise ValueError(f"{fn}: {argument} has shape (), expected at least a channel axis")
+        expect_shape(fn, argument, array, shape)
         return array[..., None, :]
 
     return {

@@ -125,7 +125,7 @@ def lru_step(
     fn = "lru_step"
     array = as_array(fn, "u", u)
     if array.ndim == 0:
-        raise ValueError(f"{fn}: u has shape (), expected (..., D)")
+        raise ValueError(f"{fn}: u has shape (), expected at least a channel axis")
     out, final = run_lru(fn, array[..., None, :], nu, theta, gamma, ("h", h))
     return out[..., 0, :], final
 

@@ -147,9 +147,24 @@ class Layout:
         return t if self.packed or self.x.ndim > 2 else t.squeeze(0)
 
 
-def one_step(t: OptTensor) -> Any:
-    """A step as a sequence of one step."""
-    return t.unsqueeze(-2) if isinstance(t, Tensor) and t.ndim else t
+def one_step(fn: str, full: dict[str, Any]) -> dict[str, Any]:
+    """Inputs of one step as sequences of one step: None stays None, others must have one shape.
+
+    Raises:
+        ValueError: a shape is wrong.
+        TypeError: the first is no tensor.
+    """
+    (first, main), *_ = full.items()
+    require_tensor(fn, first, main)
+    if main.ndim == 0:
+        raise ValueError(f"{fn}: {first} has shape (), expected at least a channel axis")
+    sequences = {}
+    for name, t in full.items():
+        if isinstance(t, Tensor):
+            check_shape(fn, name, t, main.shape)
+            t = t.unsqueeze(-2)
+        sequences[name] = t
+    return sequences
 
 
 class Call:

@@ -49,8 +49,8 @@ from ._arguments import (
     require_tensor,
     without_padding,
 )
-from ._ops import OptTensor, check_devices, check_dtype, check_shape
-from .diagonal import SolveReport, solve_cell
+from ._ops import ACCUMULATION, OptTensor, check_devices, check_dtype, check_shape
+from .diagonal import SolveReport, solve_cell, solve_step
 from .functional import scan
 
 __all__ = [
@@ -134,6 +134,22 @@ def _cell(
     )
     y = call.output(y)
     return (y, call.final(final)) if return_final else y
+
+
+def _step(
+    fn: str,
+    kind: str,
+    full: dict[str, Any],
+    vectors: dict[str, Any],
+    state: tuple[str, OptTensor],
+    options: list[float],
+) -> tuple[Tensor, Tensor]:
+    """`_cell` on one step: inputs have no time axis."""
+    whole = one_step(fn, full), vectors, state, options
+    y, final = _cell(
+        fn, _cells.KINDS[kind], *whole, -2, False, None, None, None, "right", True
+    )  # fmt: skip
+    return y.squeeze(-2), final
 
 
 @overload
@@ -304,20 +320,14 @@ def sru_step(
     activation: SruActivation = "identity",
 ) -> tuple[Tensor, Tensor]:
     """One step of `sru`, for decoding: what a sequence of one step gives."""
-    y, state = sru(
-        one_step(u),
-        one_step(f),
-        one_step(r),
-        one_step(skip),
-        bias_f,
-        bias_r,
-        c,
-        v_f=v_f,
-        v_r=v_r,
-        activation=activation,
-        return_final=True,
-    )
-    return y.squeeze(-2), state
+    fn, code = "sru_step", activation_code("sru_step", activation, SruActivation)
+    full = {"u": u, "f": f, "r": r, "skip": skip}
+    biases = {"bias_f": bias_f, "bias_r": bias_r}
+    if v_f is not None or v_r is not None:
+        vectors = {"v_f": v_f, "v_r": v_r, **biases}
+        y, (final,) = solve_step(fn, "recurrent_sru", full, vectors, {"c": c}, [code])
+        return y, final
+    return _step(fn, "sru", full, biases, ("c", c), [code])
 
 
 @overload
@@ -392,8 +402,8 @@ def gilr_step(
     activation: Activation = "tanh",
 ) -> tuple[Tensor, Tensor]:
     """One step of `gilr`, for decoding: what a sequence of one step gives."""
-    y, state = gilr(one_step(f), one_step(z), h, activation=activation, return_final=True)
-    return y.squeeze(-2), state
+    options: list[float] = [0, activation_code("gilr_step", activation)]
+    return _step("gilr_step", "gilr", {"f": f, "z": z}, {}, ("h", h), options)
 
 
 @overload
@@ -473,8 +483,8 @@ def hgrn_step(
     activation: Activation = "silu",
 ) -> tuple[Tensor, Tensor]:
     """One step of `hgrn`, for decoding: what a sequence of one step gives."""
-    y, state = hgrn(one_step(f), one_step(z), bound, h, activation=activation, return_final=True)
-    return y.squeeze(-2), state
+    options: list[float] = [0, activation_code("hgrn_step", activation)]
+    return _step("hgrn_step", "gilr", {"f": f, "z": z}, {"bound": bound}, ("h", h), options)
 
 
 @overload
@@ -549,8 +559,8 @@ def min_gru_step(
     activation: Activation = "identity",
 ) -> tuple[Tensor, Tensor]:
     """One step of `min_gru`, for decoding: what a sequence of one step gives."""
-    y, state = min_gru(one_step(z), one_step(v), h, activation=activation, return_final=True)
-    return y.squeeze(-2), state
+    options: list[float] = [1, activation_code("min_gru_step", activation)]
+    return _step("min_gru_step", "gilr", {"z": z, "v": v}, {}, ("h", h), options)
 
 
 @overload
@@ -630,10 +640,8 @@ def min_lstm_step(
     activation: Activation = "identity",
 ) -> tuple[Tensor, Tensor]:
     """One step of `min_lstm`, for decoding: what a sequence of one step gives."""
-    y, state = min_lstm(
-        one_step(f), one_step(i), one_step(v), h, activation=activation, return_final=True
-    )
-    return y.squeeze(-2), state
+    options: list[float] = [activation_code("min_lstm_step", activation)]
+    return _step("min_lstm_step", "min_lstm", {"f": f, "i": i, "v": v}, {}, ("h", h), options)
 
 
 @overload
@@ -690,15 +698,7 @@ def qrnn(
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Pooling of the quasi-recurrent network, f, fo or ifo by which gates are given."""
-    if o is None and i is not None:
-        raise ValueError("qrnn: i was given without o, expected both (ifo-pooling) or neither")
-    code = activation_code("qrnn", activation)
-    pooling: tuple[str, dict[str, Any], list[float]]
-    if o is None:
-        pooling = "gilr", {"f": f, "z": z}, [0, code]
-    else:
-        pooling = "qrnn", {"z": z, "f": f, "o": o, "i": i}, [code]
-    kind, inputs, options = pooling
+    kind, inputs, options = _pooling("qrnn", z, f, o, i, activation)
     return _cell(
         "qrnn",
         _cells.KINDS[kind],
@@ -727,16 +727,20 @@ def qrnn_step(
     activation: Activation = "tanh",
 ) -> tuple[Tensor, Tensor]:
     """One step of `qrnn`, for decoding: what a sequence of one step gives."""
-    y, state = qrnn(
-        one_step(z),
-        one_step(f),
-        one_step(o),
-        one_step(i),
-        c,
-        activation=activation,
-        return_final=True,
-    )
-    return y.squeeze(-2), state
+    kind, inputs, options = _pooling("qrnn_step", z, f, o, i, activation)
+    return _step("qrnn_step", kind, inputs, {}, ("c", c), options)
+
+
+def _pooling(
+    fn: str, z: Tensor, f: Tensor, o: OptTensor, i: OptTensor, activation: str
+) -> tuple[str, dict[str, Any], list[float]]:
+    """The cell of the core's table that pools, its inputs and its options."""
+    if o is None and i is not None:
+        raise ValueError(f"{fn}: i was given without o, expected both (ifo-pooling) or neither")
+    code = activation_code(fn, activation)
+    if o is None:
+        return "gilr", {"f": f, "z": z}, [0, code]
+    return "qrnn", {"z": z, "f": f, "o": o, "i": i}, [code]
 
 
 @overload
@@ -822,8 +826,10 @@ def rg_lru_step(
     c: float = 8.0,
 ) -> tuple[Tensor, Tensor]:
     """One step of `rg_lru`, for decoding: what a sequence of one step gives."""
-    y, state = rg_lru(one_step(x), one_step(r), one_step(i), lam, h, c=c, return_final=True)
-    return y.squeeze(-2), state
+    fn = "rg_lru_step"
+    require_tensor(fn, "lam", lam)
+    full = {"x": x, "r": r, "i": i}
+    return _step(fn, "rg_lru", full, {"lam": lam}, ("h", h), [real_number(fn, "c", c)])
 
 
 @overload
@@ -876,7 +882,27 @@ def lru(
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Linear recurrent unit: a complex diagonal recurrence with fixed, stable eigenvalues."""
-    fn = "lru"
+    return _lru(
+        "lru", u, nu, theta, gamma, ("h0", h0), axis, reverse, cu_seqlens, lengths, reset,
+        padding_side, return_final,
+    )  # fmt: skip
+
+
+def _lru(
+    fn: str,
+    u: Tensor,
+    nu: Tensor,
+    theta: Tensor,
+    gamma: Tensor | None,
+    state: tuple[str, OptTensor],
+    axis: int,
+    reverse: bool,
+    cu_seqlens: Any,
+    lengths: Any,
+    reset: Any,
+    padding_side: PaddingSide,
+    return_final: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
     require_tensor(fn, "u", u)
     check_dtype(fn, "u", u, _LRU_DTYPES)
     channel = -2 if u.ndim > 1 and axis in (-1, u.ndim - 1) else -1
@@ -887,13 +913,19 @@ def lru(
     for name, t in (("nu", nu), ("theta", theta), ("gamma", gamma)):
         check_dtype(fn, name, t, (real_dtype,))
         check_shape(fn, name, t, (D,))
-    check_devices(fn, u=u, nu=nu, theta=theta, gamma=gamma, h0=h0)
+    name, h0 = state
+    layout = Layout(fn, "u", u, axis)
+    if h0 is not None:
+        require_tensor(fn, name, h0)
+        check_dtype(fn, name, h0, (complex_dtype, ACCUMULATION[complex_dtype]))
+        if cu_seqlens is None:
+            layout.canonical_state(name, h0)
+    check_devices(fn, u=u, nu=nu, theta=theta, gamma=gamma, **{name: h0})
     rate = torch.exp(nu)
     if gamma is None:
         gamma = torch.sqrt(-torch.expm1(-2 * rate))
     if lengths is not None:
         # The scan reads no padding, but the product with gamma would carry a NaN from there.
-        layout = Layout(fn, "u", u, axis)
         _, lengths, *_ = layout.sequences(False, None, lengths, None, padding_side)
         u = layout.restore(without_padding(layout.canonical(u), lengths, padding_side == "left"))
         lengths = lengths.squeeze(0) if u.ndim < 3 else lengths
@@ -924,5 +956,9 @@ def lru_step(
     h: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One step of `lru`, for decoding: what a sequence of one step gives."""
-    y, state = lru(one_step(u), nu, theta, gamma, h, return_final=True)
-    return y.squeeze(-2), state
+    fn = "lru_step"
+    u = one_step(fn, {"u": u})["u"]
+    y, final = _lru(
+        fn, u, nu, theta, gamma, ("h", h), -2, False, None, None, None, "right", True
+    )  # fmt: skip
+    return y.squeeze(-2), final

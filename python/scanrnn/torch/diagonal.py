@@ -110,6 +110,22 @@ def solve_cell(
     return result[0] if len(result) == 1 else tuple(result)
 
 
+def solve_step(
+    fn: str,
+    kind: str,
+    full: dict[str, Any],
+    vectors: dict[str, Any],
+    states: dict[str, OptTensor],
+    options: list[float],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """`solve_cell` on one step: inputs have no time axis."""
+    whole = one_step(fn, full), vectors, states, options
+    y, final = solve_cell(
+        fn, kind, *whole, None, 8, None, -2, False, None, None, None, "right", True, False
+    )
+    return y.squeeze(-2), final if isinstance(final, tuple) else (final,)
+
+
 @overload
 def diagonal_gru(
     r: Tensor,
@@ -242,10 +258,9 @@ def diagonal_gru_step(
     h: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One step of `diagonal_gru`, for decoding: what a sequence of one step gives."""
-    y, state = diagonal_gru(
-        one_step(r), one_step(z), one_step(n), u_r, u_z, u_n, b_n, h, return_final=True
-    )
-    return y.squeeze(-2), state
+    full, vectors = {"r": r, "z": z, "n": n}, {"u_r": u_r, "u_z": u_z, "u_n": u_n, "b_n": b_n}
+    y, (final,) = solve_step("diagonal_gru_step", "diagonal_gru", full, vectors, {"h": h}, [])
+    return y, final
 
 
 @overload
@@ -378,16 +393,12 @@ def diagonal_lstm(
 ) -> Any:
     """Long short-term memory with diagonal recurrent weights, and optional peepholes."""
     fn = "diagonal_lstm"
-    for name, t in (("u_i", u_i), ("w_i", w_i)):
-        if i is None and t is not None:
-            raise ValueError(f"{fn}: {name} was given without i, expected None for coupled gates")
-    if i is not None:
-        require_tensor(fn, "u_i", u_i)
+    full, vectors = _lstm_arguments(fn, i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o)
     return solve_cell(
         fn,
         "diagonal_lstm",
-        {"f": f, "g": g, "o": o, "i": i},
-        {"u_f": u_f, "u_g": u_g, "u_o": u_o, "u_i": u_i, "w_f": w_f, "w_o": w_o, "w_i": w_i},
+        full,
+        vectors,
         {"h0": h0, "c0": c0},
         [],
         tolerance,
@@ -422,11 +433,38 @@ def diagonal_lstm_step(
     w_o: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """One step of `diagonal_lstm`, for decoding: what a sequence of one step gives."""
-    y, state = diagonal_lstm(
-        one_step(i), one_step(f), one_step(g), one_step(o), u_i, u_f, u_g, u_o,
-        w_i=w_i, w_f=w_f, w_o=w_o, h0=h, c0=c, return_final=True,
-    )  # fmt: skip
-    return y.squeeze(-2), state
+    full, vectors = _lstm_arguments(
+        "diagonal_lstm_step", i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o
+    )
+    states = {"h": h, "c": c}
+    y, final = solve_step("diagonal_lstm_step", "diagonal_lstm", full, vectors, states, [])
+    return y, (final[0], final[1])
+
+
+def _lstm_arguments(
+    fn: str,
+    i: OptTensor,
+    f: Tensor,
+    g: Tensor,
+    o: Tensor,
+    u_i: OptTensor,
+    u_f: Tensor,
+    u_g: Tensor,
+    u_o: Tensor,
+    w_i: OptTensor,
+    w_f: OptTensor,
+    w_o: OptTensor,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs and the vectors, in the core's order."""
+    for name, t in (("u_i", u_i), ("w_i", w_i)):
+        if i is None and t is not None:
+            raise ValueError(f"{fn}: {name} was given without i, expected None for coupled gates")
+    if i is not None:
+        require_tensor(fn, "u_i", u_i)
+    full = {"f": f, "g": g, "o": o, "i": i}
+    return full, {
+        "u_f": u_f, "u_g": u_g, "u_o": u_o, "u_i": u_i, "w_f": w_f, "w_o": w_o, "w_i": w_i
+    }  # fmt: skip
 
 
 @overload
@@ -530,5 +568,6 @@ def indrnn_step(
     p: Tensor, u: Tensor, h: Tensor | None = None, *, activation: SruActivation = "relu"
 ) -> tuple[Tensor, Tensor]:
     """One step of `indrnn`, for decoding: what a sequence of one step gives."""
-    y, state = indrnn(one_step(p), u, h, activation=activation, return_final=True)
-    return y.squeeze(-2), state
+    options: list[float] = [activation_code("indrnn_step", activation, SruActivation)]
+    y, (final,) = solve_step("indrnn_step", "indrnn", {"p": p}, {"u": u}, {"h": h}, options)
+    return y, final
