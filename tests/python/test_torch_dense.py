@@ -727,6 +727,36 @@ def test_a_trial_costs_little():
     assert trial(64, 65280, 5000) is None
 
 
+class Fading:
+    """A kernel whose outputs are its start state, times 0.97 at every step."""
+
+    sizes = (3,)
+
+    def zeros(self, rows, x):
+        return (x.new_zeros(rows, 3),)
+
+    def __call__(self, x, state, weights, train):
+        y = state[0] * 0.97 ** torch.arange(1, len(x) + 1)[:, None, None]
+        return y, (y[-1],)
+
+
+@pytest.mark.parametrize(
+    ("longest", "most", "sure"),
+    [(1000, 1000, True), (330, 1000, True), (200, 1000, False), (330, 500, False)],
+)
+def test_a_decay_that_was_nearly_seen_is_relied_on(longest, most, sure):
+    # 0.5 * 0.97^t is below 2e-6 from t = 409 on.
+    def windows(start, stop):
+        return torch.zeros(stop - start, 8, 1)
+
+    def choose(burn_in):
+        return burn_in <= most or None
+
+    found = plan.probe(Fading(), windows, (), longest, 2e-6, choose)
+    assert found.steps == pytest.approx(409, abs=3)
+    assert found.sure is sure
+
+
 def test_a_probe_costs_little():
     x = torch.empty(0, device="meta")
     big, small = Kernel("LSTM", 256, 256), Kernel("LSTM", 64, 64)
@@ -761,6 +791,10 @@ def test_where_relaxing_pays():
     assert choice(big, 1, 65280, burn_in=60000) is None
     assert choice(Kernel("LSTM", 1024, 1024), 64, 2048) is None
     assert choice(big, 1, 4096, "cpu") is None
+    # What the forward pass left serves whole passes of the backward pass's burn-in.
+    call = (big, 1, 65280, 65280, "cuda", torch.float32, True, 320)
+    kept, again = plan.choose(*call, keeps=True), plan.choose(*call)
+    assert kept.us < 0.9 * again.us
     wide = Kernel("LSTM", 4096, 64)
     args = (2000, 64, "cuda", torch.float32, True, True)
     assert costs.run_us(wide, *args) > costs.run_us(Kernel("LSTM", 64, 64), *args)
@@ -885,9 +919,11 @@ def test_g05_backward_twice_and_eval(cls):
 def test_g08_second_derivatives_are_refused(cls):
     reference = network(cls)
     x = sequences(reference, 300, 2)
-    (g,) = torch.autograd.grad(ours(reference)(x)[0].sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        g.sum().backward()
+    for width in (30, 32):  # with and without steps that are left to the serial kernel
+        y = ours(reference, width=width)(x)[0]
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="a second derivative was asked for"):
+            (g.square().sum() + x.sum()).backward()
 
 
 @pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])

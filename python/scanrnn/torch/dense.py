@@ -341,6 +341,7 @@ class _Parallel(nn.RNNBase):
                 torch.is_grad_enabled(),
                 self.burn_in or history.burn_in or plan.LIKELY,
                 self.width,
+                keeps=not self.recompute,
             )
             if choice is not None:
                 break
@@ -568,7 +569,7 @@ class _Run:
         )
 
         def choose(burn_in: int) -> Plan | None:
-            return plan.choose(*call, burn_in, module.width, force)
+            return plan.choose(*call, burn_in, module.width, force, not module.recompute)
 
         burn_in = module.burn_in or history.burn_in
         if not burn_in and module.passes is not None:
@@ -615,7 +616,7 @@ class _Run:
             weights = self.kernel.flat(self.weights)
             tolerance = self._tolerance(x)
             found = plan.probe(self.kernel, windows, weights, longest, tolerance, choose)
-        if found is not None and found.seen:
+        if found is not None and found.sure:
             self.history.learn(found.steps)
         elif found is not None:
             self.history.slow = found.steps

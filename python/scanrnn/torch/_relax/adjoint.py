@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .forward import Call, Trace
 from .kernel import State
@@ -78,7 +77,8 @@ class Adjoint:
         if steps is not None:
             x = x[:steps]
             gy = None if gy is None else gy[:steps]
-        trace = self.call.trace if rows is None and steps is None else None
+        again = steps == self.call.plan.width  # all rows whole, in the burn-in: more will follow
+        trace = self.call.trace if rows is None and (steps is None or again) else None
         parts = []
         for block in self.call.blocks(x.shape[1], 2 * x.shape[0], x) if trace is None else [whole]:
             if trace is None:
@@ -89,11 +89,12 @@ class Adjoint:
                     self.weights,
                     self.wants if steps is None else (False, False),
                 )
-            else:
+            elif not again:
                 self.call.trace = None  # it can be used once
             gstart, gx, gweights = trace.pull_back(
                 None if gy is None else gy[:, block],
                 None if gends is None else tuple(g[block] for g in gends),
+                again=trace is self.call.trace,
             )
             trace = None
             parts.append(gstart)
@@ -252,9 +253,16 @@ class Relax(torch.autograd.Function):
         return (y, *(f.clone() for f in final))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gy: Tensor | None, *gfinal: Tensor | None) -> tuple[Any, ...]:
         """Cotangents of the rows, the first states and the weights."""
+        with torch.no_grad():
+            grads = Relax._pull_back(ctx, gy, gfinal)
+        return (None, *(_Once.of(grads) if torch.is_grad_enabled() else grads))
+
+    @staticmethod
+    def _pull_back(
+        ctx: Any, gy: Tensor | None, gfinal: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         n = len(call.kernel.sizes)
         x, *tensors = ctx.saved_tensors
@@ -269,13 +277,38 @@ class Relax(torch.autograd.Function):
         wants = _wants(ctx, n)
         if call.layout.rows == 0:
             gx = torch.zeros_like(whole) if wants[0] else None
-            return (None, gx, *final, *map(torch.zeros_like, weights))
+            return (gx, *final, *map(torch.zeros_like, weights))
         adjoint = Adjoint(call, x, start, call.kernel.flat(weights), wants)
         first = adjoint.solve(None if gy is None else gy.contiguous(), final)
         gx = adjoint.gx
         if call.kept is not None and gx is not None:
             gx = torch.zeros_like(whole).index_copy(1, call.kept, gx)
-        return (None, gx, *first, *adjoint.gweights)
+        return (gx, *first, *adjoint.gweights)
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that refuse to be differentiated, whatever they were had from.
+
+    PyTorch's own `once_differentiable` lets those pass that came from cotangents without a history.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(g.view_as(g) for g in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        raise RuntimeError(
+            "LSTM, GRU, RNN: a second derivative was asked for, expected first ones: where chunks "
+            "ran there are no others (parallel=False has those of the framework's kernel)"
+        )
+
+    @classmethod
+    def of(cls, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        apply: Any = getattr(cls, "apply")  # noqa: B009
+        given = [g for g in grads if g is not None]
+        values = iter(apply(torch.zeros((), requires_grad=True), *given))
+        return [None if g is None else next(values) for g in grads]
 
 
 def _wants(ctx: Any, state: int) -> tuple[bool, bool]:

@@ -48,16 +48,19 @@ class Trace:
         return self.y.detach(), tuple(e.detach() for e in self.ends)
 
     def pull_back(
-        self, gy: Tensor | None, gends: State | None
+        self, gy: Tensor | None, gends: State | None, *, again: bool = False
     ) -> tuple[State, Tensor | None, list[Tensor | None]]:
-        """Cotangents of the start states, of x and of the weights, once."""
+        """Cotangents of the start states, of x and of the weights, once.
+
+        With `again` those of the start states alone, and what they are had from is kept.
+        """
         outputs = [*([] if gy is None else [self.y]), *([] if gends is None else self.ends)]
         cotangents = [*([] if gy is None else [gy]), *(gends or ())]
-        x = [self.x] if self.wants[0] else []
-        weights = self.weights if self.wants[1] else []
+        x = [self.x] if self.wants[0] and not again else []
+        weights = self.weights if self.wants[1] and not again else []
         inputs = [*self.start, *x, *weights]
         grads: tuple[Tensor | None, ...] = torch.autograd.grad(
-            outputs, inputs, cotangents, allow_unused=True
+            outputs, inputs, cotangents, allow_unused=True, retain_graph=again
         )
         n = len(self.start)
         starts = zip(self.start, grads[:n], strict=True)

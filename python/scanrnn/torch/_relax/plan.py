@@ -30,7 +30,9 @@ EXTRA_SHARE = 0.08  # of the serial cost are what passes that were not planned m
 GAIN = 1.4  # predicted speed-up below which the serial kernel runs
 TRIAL_PASSES = 6  # at most: of more and shorter ones, two tell too little
 TRIAL_STEPS = 4  # times what a probe saw, at most, are thought to be needed
+NEARLY_SEEN = 1.5  # times what a probe saw, at most, are relied on as if they had been seen
 TRIAL_DECAY = 0.1  # of the largest difference is left where a probe ends, or there is no trial
+BURN_IN_PARTS = range(1, 4)  # of a burn-in: widths weighed too; a last quarter teaches too little
 CHUNKS = range(8, 65)  # of the longest sequence, where passes are the burn-in
 WIDTHS = [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
 
@@ -73,9 +75,14 @@ class History:
         if bound:
             self.burn_in = needed if needed <= 0.75 * self.burn_in else self.burn_in
             return
-        wanted = max(SHORTEST, 8 * math.ceil((1.25 * needed + 4) / 8))
+        wanted = self.wanted(needed)
         if not needed <= self.burn_in <= 2 * wanted:
             self.burn_in = wanted
+
+    @staticmethod
+    def wanted(needed: int) -> int:
+        """The burn-in for a network that needs so many steps."""
+        return max(SHORTEST, 8 * math.ceil((1.25 * needed + 4) / 8))
 
     def fail(self) -> None:
         """It did not converge: run serially for a while, longer each time."""
@@ -168,6 +175,7 @@ def choose(
     burn_in: int,
     width: int | None = None,
     force: bool = False,
+    keeps: bool = False,
 ) -> Plan | None:
     """The chunks that take least time, or None where the serial kernel does.
 
@@ -182,6 +190,8 @@ def choose(
         burn_in: steps.
         width: of chunks, if that is given.
         force: chunks even if they are slower.
+        keeps: whether the backward pass finds what the forward pass left. Then whole passes of its
+            burn-in don't run the chunks again, and widths that divide the burn-in are worth more.
     """
     if not total:
         return None
@@ -191,17 +201,20 @@ def choose(
     around = costs.machine(device_type).relaxation
 
     def cost(w: int) -> float:
-        first, passes = split(burn_in, w)
+        passes, first = divmod(burn_in, w)
         rest = longest % w
         us = 0.0
         for backward in (False, True) if grad else (False,):
-            us += around[backward] + (passes + 1) * run(w, total / w, backward, True)
+            one = run(w, total / w, backward, True)
+            again = run(w, total / w, False, True) if keeps and backward else 0.0
+            us += around[backward] + one + passes * (one - again)
             if first:
                 us += run(first, total / w, backward, True)
         return us + (run(rest, sequences, grad, False) if rest else 0.0)
 
     if width is None:
-        widths = [w for w in WIDTHS if 2 * w <= longest]
+        parts = [burn_in // n for n in BURN_IN_PARTS if keeps and grad and burn_in % n == 0]
+        widths = [w for w in sorted({*WIDTHS, *parts}) if WIDTHS[0] <= w <= longest // 2]
         if force and not widths and longest >= 2:
             widths = [longest // 2]
         if not widths:
@@ -288,10 +301,10 @@ def extrapolated(curve: Curve, tolerance: float) -> int | None:
 
 
 class Probe(NamedTuple):
-    """Steps after which states agree, and whether that was seen or is a guess from their decay."""
+    """Steps after which states agree, and whether that was seen, or nearly, or is a guess."""
 
     steps: int
-    seen: bool
+    sure: bool
 
 
 def probe(
@@ -342,4 +355,7 @@ def probe(
         if choose(done) is None or not np.isfinite(curve[-1]):
             return None
     steps = extrapolated(curve, tolerance) if len(curve) else None
-    return None if steps is None else Probe(steps, False)
+    if steps is None:
+        return None
+    nearly = steps <= NEARLY_SEEN * len(curve) and choose(History.wanted(steps)) is not None
+    return Probe(steps, nearly)
