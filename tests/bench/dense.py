@@ -10,6 +10,7 @@ Sections:
 
     costs   microseconds of a step of the framework's kernel, by rows: for `_relax/costs.py`
     long    T = 65,280: times, errors, passes and widths, three kinds of weights
+    first   a new layer's first and second call, by turns with cuDNN, where networks forget slowly
     million T = 1,048,576 runs (cuDNN alone refuses it; its reference is chained segments)
     tf32    what TF32 does to the agreement of chunks
     grid    small to large shapes: never slower than serial + 10%
@@ -311,6 +312,32 @@ def _long_row(
     ]  # fmt: skip
 
 
+def first(bench: Bench) -> None:
+    """First calls, which probe, and second ones: never above serial + 10%."""
+    steps = 65280 if bench.device == "cuda" else 4096
+    shapes = [(64, 8, 5), (64, 1, 5), (256, 1, 2)] if bench.device == "cuda" else [(64, 1, 2)]
+    rows = []
+    for h, b, rounds in shapes:
+        torch.manual_seed(1)
+        x = torch.randn(steps, b, h, device=bench.device, requires_grad=True)
+        gy = torch.randn(steps, b, h, device=bench.device)
+        reference = make("LSTM", h, bench.device, *WEIGHTS[SLOW])
+        both(reference, x[:64].detach().requires_grad_(), gy[:64])()
+        readings = []
+        for _ in range(rounds):
+            ours: Any = srt.LSTM.from_torch(reference)
+            calls = [both(m, x, gy) for m in (reference, ours, ours)]
+            readings.append([bench.clock(call)[0] for call in calls])
+            bench.say(f"first H={h} B={b}: {readings[-1]} {ours.last_report}")
+        serial, *mine = (median(r) for r in zip(*readings, strict=True))
+        cells = [str(h), str(b), f"{serial:.1f}", *(f"{ms:.1f}" for ms in mine)]
+        rows.append([*cells, f"{mine[0] / serial:.2f}", ours.last_report.status])
+        if bench.device == "cuda" and max(mine) > SLOWER * serial + 2:
+            bench.fail(f"first H={h} B={b}: {mine[0]:.1f} and {mine[1]:.1f} ms, {serial:.1f}")
+    head = ["H", "B", "serial fwd+bwd", "first", "second", "first / serial", "second's status"]
+    bench.tables.append((f"T = {steps:,}, {SLOW}, milliseconds", head, rows))
+
+
 def million(bench: Bench) -> None:
     """T = 2^20."""
     steps = 2**20 if bench.device == "cuda" else 2**14
@@ -443,7 +470,14 @@ def _grid_row(bench: Bench, t: int, b: int, h: int) -> list[str]:
     return cells
 
 
-SECTIONS = {"costs": costs, "long": long, "million": million, "tf32": tf32, "grid": grid}
+SECTIONS = {
+    "costs": costs,
+    "long": long,
+    "first": first,
+    "million": million,
+    "tf32": tf32,
+    "grid": grid,
+}
 
 
 def main() -> int:

@@ -4,6 +4,7 @@
     python tests/bench/training.py --device cpu --time 256 --steps 20 --hidden 32
     python tests/bench/training.py --plot training.png   loss curves and wall times as a picture
     python tests/bench/training.py --alone --hidden 256  trains ours only, and compares the result
+    python tests/bench/training.py --steps 0 --load FILE compares weights that --save FILE has left
 
 The task is the adding problem (Hochreiter and Schmidhuber 1997, "Long short-term memory", section
 5.4): of T random numbers two are marked, and after the last step the network says their sum. The
@@ -12,7 +13,8 @@ marks lie among the last `--span` steps. Knowing nothing gives a squared error o
 Both networks start from the same weights and see the same batches. Their gradients differ by
 rounding, which training amplifies: single losses are compared as long as that makes sense, and
 running means from there on. Afterwards both run the trained weights on one long sequence: memory
-that was learned needs a longer burn-in.
+that was learned needs a longer burn-in. With `--sweep` widths and burn-ins that the layer did not
+choose are timed there too.
 
 Exit status: 1 if the curves part, 2 without the device.
 """
@@ -59,7 +61,6 @@ class Contender:
         self.optimizer = torch.optim.Adam(self.parameters, lr=rate)
         self.losses: list[float] = []
         self.seconds: list[float] = []
-        self.y = torch.empty(0)
 
     def step(self, x: Tensor, target: Tensor) -> None:
         wait(x)
@@ -101,30 +102,49 @@ def compare(ours: Contender, theirs: Contender) -> list[str]:
     return failures
 
 
-def after_training(ours: Contender, theirs: Contender, steps: int, span: int) -> None:
+def clock(lstm: Any, x: Tensor, rounds: int) -> tuple[float, Tensor]:
+    """Milliseconds of forward and backward, and the outputs."""
+    readings = []
+    for _ in range(rounds):
+        lstm.zero_grad()
+        wait(x)
+        start = time.perf_counter()
+        y = lstm(x)[0]
+        y.square().mean().backward()
+        wait(x)
+        readings.append(time.perf_counter() - start)
+    return median(readings[1:]) * 1e3, y.detach()
+
+
+def after_training(ours: Contender, theirs: Contender, steps: int, span: int, sweeps: bool) -> None:
     """Forward and backward of the weights that ours came to, on one long sequence."""
-    device = ours.head.weight.device
-    weights = ours.lstm.state_dict()
     x, _ = batch(torch.Generator().manual_seed(2), steps, span, 1)
-    x = x.to(device)
-    times = {}
-    for c in (theirs, ours):
-        c.lstm.load_state_dict(weights)
-        readings = []
-        for _ in range(4):
-            wait(x)
-            start = time.perf_counter()
-            y = c.lstm(x)[0]
-            y.square().mean().backward()
-            wait(x)
-            readings.append(time.perf_counter() - start)
-        times[c.name] = median(readings[1:]) * 1e3
-        c.y = y.detach()
-    difference = float((ours.y - theirs.y).abs().max())
-    serial, relaxed = (times[c.name] for c in (theirs, ours))
+    x = x.to(ours.head.weight.device)
+    theirs.lstm.load_state_dict(ours.lstm.state_dict())
+    theirs.lstm(x[:64])[0].sum().backward()
+    mine = srt.LSTM.from_torch(theirs.lstm)  # knows nothing
+    serial, y0 = clock(theirs.lstm, x, 3)
+    g0 = torch.cat([p.grad.flatten() for p in theirs.lstm.parameters()])
+    relaxed, y1 = clock(mine, x, 6)
+    g1 = torch.cat([p.grad.flatten() for p in mine.parameters()])
     print(f"trained weights, T = {steps:,}, B = 1, forward + backward:")
     print(f"{serial:.1f} ms, ours {relaxed:.1f} ({serial / relaxed:.1f}x), ", end="")
-    print(f"outputs differ by {difference:.1e}\n{ours.lstm.last_report}")
+    print(f"outputs differ by {(y1 - y0).abs().max():.1e}, ", end="")
+    print(f"weight gradients by {(g1 - g0).norm() / g0.norm():.1e}")
+    report = mine.last_report
+    print(report, report.adjoint, sep="\n", flush=True)
+    if not sweeps or report.status != "converged":
+        return
+    learned = report.burn_in
+    print("\n| K | w | ms | passes | adj. |\n|---|---|---|---|---|")
+    for burn_in in sorted({learned, *(round(learned * f / 8) * 8 for f in (0.6, 0.75, 0.9, 1.2))}):
+        near = {burn_in // n for n in range(1, 6)} | {report.width}
+        for width in sorted({w for w in near if 32 <= w <= steps // 4}):
+            layer = srt.LSTM.from_torch(theirs.lstm, width=width, burn_in=burn_in)
+            ms, _ = clock(layer, x, 4)
+            r = layer.last_report
+            passes = (r.passes, r.adjoint.passes if r.adjoint else 0)
+            print(f"| {burn_in} | {width} | {ms:.1f} | {passes[0]} | {passes[1]} |", flush=True)
 
 
 def plot(path: Path, contenders: list[Contender], title: str) -> None:
@@ -154,6 +174,11 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=1000, help="of training")
     parser.add_argument("--rate", type=float, default=2e-3, help="of Adam")
+    parser.add_argument("--until", type=float, default=0, help="stop at this mean of 25 losses")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop training after them")
+    parser.add_argument("--load", type=Path, help="weights to begin with")
+    parser.add_argument("--save", type=Path, help="where to leave the weights")
+    parser.add_argument("--sweep", action="store_true", help="time other widths and burn-ins too")
     parser.add_argument("--long", type=int, default=65280, help="steps of the last comparison")
     parser.add_argument("--alone", action="store_true", help="don't train torch.nn.LSTM")
     parser.add_argument("--plot", type=Path)
@@ -165,6 +190,8 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     lstm = nn.LSTM(2, args.hidden).to(args.device)
+    if args.load:
+        lstm.load_state_dict(torch.load(args.load, map_location=args.device))
     readout = nn.Linear(args.hidden, 1).to(args.device)
     theirs = Contender("torch.nn.LSTM", copy.deepcopy(lstm), copy.deepcopy(readout), args.rate)
     mine = srt.LSTM.from_torch(copy.deepcopy(lstm))
@@ -178,6 +205,7 @@ def main() -> int:
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     generator = torch.Generator().manual_seed(1)
     every = max(1, args.steps // 20)
+    begin = time.perf_counter()
     for i in range(args.steps):
         x, target = (t.to(args.device) for t in batch(generator, args.time, args.span, args.batch))
         for c in contenders[:: 1 if i % 2 else -1]:
@@ -191,13 +219,21 @@ def main() -> int:
             cells = [str(i + 1), *losses, *ms, str(report.burn_in), str(report.passes)]
             cells.append(report.status)
             print("| " + " | ".join(cells) + " |", flush=True)
+        if i >= 25 and mean(ours.losses[-25:]) < args.until:
+            print(f"mean of the last 25 losses below {args.until} after step {i + 1}")
+            break
+        if time.perf_counter() - begin > args.seconds:
+            print(f"stopped after {args.seconds:.0f} s, at step {i + 1}")
+            break
+    if args.save:
+        torch.save(mine.state_dict(), args.save)
     failures = []
-    if not args.alone:
+    if not args.alone and ours.losses:
         failures = compare(ours, theirs)
         walls = [sum(c.seconds) for c in contenders]
         print(f"wall time {walls[0]:.1f} s, ours {walls[1]:.1f} s ({walls[0] / walls[1]:.1f}x)")
     if args.long:
-        after_training(ours, theirs, args.long, args.span)
+        after_training(ours, theirs, args.long, args.span, args.sweep)
     if args.plot:
         plot(args.plot, contenders, title)
     for text in failures:
