@@ -137,6 +137,10 @@ SCANRNN_HD double complement(double s, double v) { return v < 0 ? 1.0 - s : ::ex
 #endif
 template <class R>
 SCANRNN_HD R complement(const R& s, const R& v);
+/// 1 - f, where f is s, or if `bounded` bound + (1 - bound) s, a gate with a lower bound; s is
+/// sigmoid(v). In CUDA's kernels it is the difference too.
+template <class R>
+SCANRNN_HD R complement(const R& f, const R& s, const R& v, bool bounded, const R& bound);
 
 /// sigmoid(v + bias).
 template <class R>
@@ -284,6 +288,18 @@ struct Constant<Complex<T>> {
 template <class R>
 SCANRNN_HD R complement(const R& s, const R&) {
   return Constant<R>::of(1) - s;
+}
+
+template <class R>
+SCANRNN_HD R complement([[maybe_unused]] const R& f, [[maybe_unused]] const R& s, const R& v,
+                        [[maybe_unused]] bool bounded, [[maybe_unused]] const R& bound) {
+#if defined(__CUDA_ARCH__)
+  return complement(f, v);
+#else
+  const R shut = complement(s, v);
+  if (bounded) return fma(-bound, shut, shut);
+  return shut;
+#endif
 }
 
 template <class R>

@@ -95,16 +95,10 @@ struct Gilr : CellBase {
  private:
   SCANRNN_HD Activation known_activation() const { return known_or(kKnownActivation, activation); }
   template <class R>
-  SCANRNN_HD R forgotten(const R (&in)[inputs], [[maybe_unused]] const R& f) const {  // 1 - f
-#if defined(__CUDA_ARCH__)
-    return complement(f, in[kGate]);  // the difference, for which f does
-#else
-    const R shut = complement(opening(in), signed_gate(in[kGate]));
-    if constexpr (inputs > kBound) {
-      if (known_or(kKnownBound, has_bound)) return fma(-in[kBound], shut, shut);
-    }
-    return shut;
-#endif
+  SCANRNN_HD R forgotten(const R (&in)[inputs], const R& f) const {  // 1 - f
+    const R& bound = in[inputs > kBound ? kBound : kGate];  // or nothing, where there is none
+    return complement(f, opening(in), signed_gate(in[kGate]), known_or(kKnownBound, has_bound),
+                      bound);
   }
   template <class R>
   SCANRNN_HD R signed_gate(const R& v) const {
