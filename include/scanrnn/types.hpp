@@ -72,7 +72,8 @@ struct Workspace {
 };
 
 /// Threads that one CPU call may use: the process's affinity, or SCANRNN_NUM_THREADS, or what was
-/// set last. Results don't depend on it.
+/// set last. Results don't depend on it. A variable that is no number from 1 to 4096 is an
+/// InvalidArgument wherever the number is asked for first, in CPU calls too.
 int num_threads();
 void set_num_threads(int threads);  ///< InvalidArgument below 1
 

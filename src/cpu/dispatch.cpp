@@ -78,10 +78,15 @@ const Entry* find(const char* name) {
   return nullptr;
 }
 
+const Entry& named(const std::string& who, const char* name) {
+  if (const Entry* entry = find(name)) return *entry;
+  throw InvalidArgument(who + ": '" + name +
+                        "' is not built or not supported here, expected one of: " + cpu_isas());
+}
+
 const Entry* initial() {
-  if (const char* name = std::getenv("SCANRNN_CPU_ISA")) {
-    if (const Entry* entry = find(name)) return entry;
-  }
+  const char* name = std::getenv("SCANRNN_CPU_ISA");
+  if (name != nullptr && *name != '\0') return &named("SCANRNN_CPU_ISA", name);
   for (const Entry& entry : kSets) {
     if (entry.runs()) return &entry;
   }
@@ -159,13 +164,6 @@ const char* cpu_isas() {
   return names.c_str();
 }
 
-void set_cpu_isa(const char* name) {
-  const cpu::Entry* entry = cpu::find(name);
-  if (entry == nullptr) {
-    throw InvalidArgument(std::string("set_cpu_isa: '") + name +
-                          "' is not built or not supported here, expected one of: " + cpu_isas());
-  }
-  cpu::current().store(entry);
-}
+void set_cpu_isa(const char* name) { cpu::current().store(&cpu::named("set_cpu_isa", name)); }
 
 }  // namespace scanrnn

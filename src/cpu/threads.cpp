@@ -107,11 +107,15 @@ int usable_processors() {
 }
 
 int initial_threads() {
-  if (const char* text = std::getenv("SCANRNN_NUM_THREADS")) {
-    const long n = std::strtol(text, nullptr, 10);
-    if (n >= 1 && n <= 4096) return static_cast<int>(n);
+  const char* text = std::getenv("SCANRNN_NUM_THREADS");
+  if (text == nullptr || *text == '\0') return usable_processors();
+  char* end = nullptr;
+  const long n = std::strtol(text, &end, 10);
+  if (*end != '\0' || n < 1 || n > 4096) {
+    throw InvalidArgument(std::string("SCANRNN_NUM_THREADS is '") + text +
+                          "', expected a whole number from 1 to 4096");
   }
-  return usable_processors();
+  return static_cast<int>(n);
 }
 
 std::atomic<int>& thread_count() {

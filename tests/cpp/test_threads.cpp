@@ -97,8 +97,22 @@ CASE(threads_follow_the_affinity_and_the_environment) {
     });
   };
   CHECK_EQUAL(with_variable("3", 3), 0);
-  for (const char* text : {"0", "-1", "", "many", "100000"})
-    CHECK_EQUAL(with_variable(text, available), 0);
+  CHECK_EQUAL(with_variable("", available), 0);
+  for (const char* text : {"0", "-1", "many", "3x", "2.5", "100000", "99999999999999999999"}) {
+    CHECK_EQUAL(in_child([=] {
+                  setenv("SCANRNN_NUM_THREADS", text, 1);
+                  for (int time = 0; time < 2; ++time) {
+                    try {
+                      num_threads();
+                      return 1;
+                    } catch (const InvalidArgument& e) {
+                      if (std::string(e.what()).find(text) == std::string::npos) return 2;
+                    }
+                  }
+                  return 0;
+                }),
+                0);
+  }
   unsetenv("SCANRNN_NUM_THREADS");
   CHECK_EQUAL(in_child([&] { return num_threads() == available ? 0 : 1; }), 0);
   CHECK_EQUAL(in_child([&] {

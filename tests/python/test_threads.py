@@ -270,3 +270,22 @@ def test_unknown_instruction_set():
 def test_environment_sets_threads(run_python):
     out = run_python("import scanrnn; print(scanrnn.get_num_threads())", SCANRNN_NUM_THREADS="3")
     assert out.strip() == "3"
+
+
+WRONG_VARIABLE = """
+import numpy, scanrnn
+one = numpy.ones((2, 3))
+for call in (lambda: scanrnn.scan(one, one), scanrnn.get_num_threads):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "2.5", "5000"])
+def test_s08_an_environment_that_makes_no_sense(run_python, value):
+    text = f"SCANRNN_NUM_THREADS is '{value}', expected a whole number from 1 to 4096"
+    assert run_python(WRONG_VARIABLE, SCANRNN_NUM_THREADS=value).splitlines() == [text] * 2
+    out = run_python(WRONG_VARIABLE, SCANRNN_CPU_ISA="quantum")
+    assert out.startswith("SCANRNN_CPU_ISA: 'quantum' is not built")
