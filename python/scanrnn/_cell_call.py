@@ -22,14 +22,11 @@ from ._array import (
 )
 from ._array._types import FLOAT64
 from ._array.layout import Descriptors, Layout, PaddingSide, expect_dtype, expect_shape
-from ._array.options import place_of, real_number, solver_numbers
+from ._array.options import activation_number, real_number, solver_numbers
 from ._solve_report import COLUMNS, SolveReport
 
 Activation: TypeAlias = Literal["identity", "tanh", "relu", "silu", "sigmoid", "positive"]
 SruActivation: TypeAlias = Literal["identity", "tanh", "relu"]
-
-#: In the order of the core's numbers.
-ACTIVATIONS = get_args(Activation)
 
 
 class SequenceOptions(TypedDict, total=False):
@@ -66,7 +63,7 @@ class Function:
     optional: tuple[str, ...] = ()
     #: Values of the cell's options that callers don't have.
     fixed: Mapping[str, float] = field(default_factory=dict)
-    activations: tuple[str, ...] = ACTIVATIONS
+    activations: tuple[str, ...] = get_args(Activation)
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -209,7 +206,7 @@ class Call:
     def _number(self, name: str, value: Any) -> float:
         if name != "activation":
             return real_number(self.fn, name, value)
-        return place_of(self.fn, name, value, self.function.activations)
+        return activation_number(self.fn, name, value, self.function.activations)
 
     def _merge(self, name: str, array: Any) -> Any:
         merged = self._merged

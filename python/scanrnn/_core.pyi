@@ -133,6 +133,7 @@ class CellOption(TypedDict):
 
     name: str
     default: float
+    most: float
 
 class NonlinearCellRow(TypedDict):
     """A cell, as `nonlinear_cell_table` lists it."""

@@ -93,6 +93,7 @@ inline void describe_cell(const CellDescription& type, int kind, nb::dict& row) 
     nb::dict option;
     option["name"] = o.name;
     option["default"] = o.value;
+    option["most"] = o.most;
     options.append(option);
   }
   row["kind"] = kind;

@@ -1,10 +1,14 @@
 """Options that are numbers or flags: every frontend takes and refuses the same."""
 
+import importlib
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 import scanrnn.cells
+from scanrnn._array.options import ACTIVATIONS
+from scanrnn._cell_call import Function
 
 
 @pytest.fixture(params=["numpy", "torch", "jax"])
@@ -133,3 +137,22 @@ def test_s08_shapes_of_a_step(frontend):
         functions.gilr_step(one[0, 0], one[0, 0], None)
     with pytest.raises(ValueError, match=r"^gilr_step: activation is 'gelu', expected 'identity'"):
         functions.gilr_step(one, one, None, activation="gelu")
+
+
+def test_activations_are_numbered_as_in_the_core():
+    """All lists of them begin alike, and each cell's is as long as the core's."""
+    names = ACTIVATIONS
+    assert get_args(scanrnn.cells.Activation) == names
+    cells = {
+        f.name: f
+        for module in (scanrnn.cells, scanrnn._nonlinear)
+        for f in vars(module).values()
+        if isinstance(f, Function)
+    }
+    chosen = {n: o for n, f in cells.items() for o in f.row["options"] if o["name"] == "activation"}
+    assert len(chosen) >= 7
+    for name, option in chosen.items():
+        assert cells[name].activations == names[: int(option["most"]) + 1], name
+    for module in ("torch._cells", "jax._compose"):
+        pytest.importorskip(module.partition(".")[0])
+        assert tuple(importlib.import_module(f"scanrnn.{module}").ACTIVATIONS) == names

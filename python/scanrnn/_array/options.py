@@ -20,6 +20,16 @@ def place_of(fn: str, name: str, value: object, among: Sequence[str]) -> int:
     return among.index(value)
 
 
+#: The activations in the order of the core's numbers. A cell may have the first few of them alone.
+ACTIVATIONS = ("identity", "tanh", "relu", "silu", "sigmoid", "positive")
+
+
+def activation_number(fn: str, name: str, value: object, among: Sequence[str]) -> int:
+    """The core's number of an activation; ValueError if it is not among those."""
+    place_of(fn, name, value, among)
+    return ACTIVATIONS.index(str(value))
+
+
 def whole_number(fn: str, name: str, value: int) -> int:
     """The value of an option that is an integer; TypeError if it is none."""
     try:

@@ -25,7 +25,7 @@ def _positive(x: Array) -> Array:
     return jnp.where(x >= 0, x + 0.5, sigmoid(x))
 
 
-#: The activations by name; the place of each is its number in the core.
+#: The activations by name, in the order of the core's numbers.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "tanh": jnp.tanh,

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from .. import _core
-from .._array.options import place_of
+from .._array.options import ACTIVATIONS
+from .._array.options import activation_number as number_of
 from ._call import (
     REAL_DTYPES,
     Call,
@@ -28,7 +29,7 @@ from ._call import (
     expect_shape,
 )
 from ._cell import ACCUMULATION, Arrays, Cell, Steps, absent, present
-from ._compose import ACTIVATIONS, COMPOSED
+from ._compose import COMPOSED
 from ._scan import SCAN
 
 _TABLE = {row["name"]: row for row in _core.cell_table()}
@@ -121,9 +122,9 @@ CELLS = {name: _cell(row) for name, row in _TABLE.items()}
 # ---- Calls ---------------------------------------------------------------------------------------
 
 
-def activation_number(fn: str, name: str, among: Sequence[str] = tuple(ACTIVATIONS)) -> float:
+def activation_number(fn: str, name: str, among: Sequence[str] = ACTIVATIONS) -> float:
     """The core's number of an activation. ValueError if there is none of that name."""
-    return float(place_of(fn, "activation", name, among))
+    return float(number_of(fn, "activation", name, among))
 
 
 Specs: TypeAlias = Sequence[Mapping[str, Any]]  # inputs of a row of the core's tables

@@ -65,7 +65,7 @@ from ._ops import (
     valid_steps,
 )
 
-#: The activations; their codes are their places.
+#: The activations, in the order of their numbers.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "tanh": torch.tanh,
