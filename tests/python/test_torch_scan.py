@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import scanrnn
+import scanrnn.torch as srt
 import torch
 from scanrnn import _core
 from scanrnn.torch import _ops, scan
@@ -548,8 +549,32 @@ def test_i03_tensors_without_data():
     assert [(t.device.type, t.shape) for t in meta] == [("meta", (2, 5, 3)), ("meta", (2, 3))]
     with FakeTensorMode() as mode:
         assert scan(mode.from_tensor(x), mode.from_tensor(x)).shape == x.shape
-    with pytest.raises(TypeError, match=r"layout torch\.sparse_coo, expected torch\.strided"):
-        scan(x, x.to_sparse())
+
+
+def test_s08_sparse_tensors():
+    x, v = torch.ones(2, 5, 3), torch.ones(3)
+    sparse, state, vector = x.to_sparse(), x[:, 0].to_sparse(), v.to_sparse()
+    lengths = torch.tensor([5, 5]).to_sparse()
+    for call, name in (
+        (lambda: scan(sparse, x), "scan: a"),
+        (lambda: scan(x, sparse), "scan: x"),
+        (lambda: scanrnn.scan(x, sparse), "scan: x"),
+        (lambda: scan(x, x, state), "scan: h0"),
+        (lambda: scan(x, x, lengths=lengths), "scan: lengths"),
+        (lambda: scan(x, x, reset=sparse[..., 0]), "scan: reset"),
+        (lambda: srt.gilr(sparse, x), "gilr: f"),
+        (lambda: srt.gilr(x, sparse), "gilr: z"),
+        (lambda: srt.gilr_step(x[:, 0], x[:, 0], state), "gilr_step: h"),
+        (lambda: srt.hgrn(x, x, vector), "hgrn: bound"),
+        (lambda: srt.indrnn(x, vector), "indrnn: u"),
+        (lambda: srt.lru(sparse, v, v), "lru: u"),
+        (lambda: srt.lru(x, v, vector), "lru: theta"),
+        (lambda: srt.SRU(3, 3)(sparse), "SRU: input"),
+        (lambda: srt.LSTM(3, 4)(sparse), "LSTM: input"),
+        (lambda: srt.LSTM(3, 4, parallel=False)(x, (vector, v)), r"LSTM: hx\[0\]"),
+    ):
+        with pytest.raises(TypeError, match=rf"^{name} has layout torch\.sparse.*, expected torch"):
+            call()
 
 
 def test_m02_mixed_devices():

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from scanrnn._array.options import check_sequence_options, place_of, time_axis
+from scanrnn._array.options import activation_number, check_sequence_options, time_axis
 from scanrnn._array.values import check_lengths, check_offsets
 from scanrnn.cells import Activation
 
@@ -31,13 +31,15 @@ def activation_code(
     fn: str, activation: str, allowed: Any = Activation, name: str = "activation"
 ) -> int:
     """The operator's code for an activation's name, one of a Literal's."""
-    return place_of(fn, name, activation, get_args(allowed))
+    return activation_number(fn, name, activation, get_args(allowed))
 
 
 def require_tensor(fn: str, name: str, t: object) -> None:
-    """Raise TypeError unless t is a tensor."""
+    """Raise TypeError unless t is a tensor, and not a sparse one."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{fn}: {name} is a {type(t).__name__}, expected a torch.Tensor")
+    if t.layout is not torch.strided:
+        raise TypeError(f"{fn}: {name} has layout {t.layout}, expected torch.strided")
 
 
 # ---- Dtypes --------------------------------------------------------------------------------------
@@ -71,9 +73,11 @@ def one_dtype(fn: str, **tensors: Tensor) -> list[Tensor]:
 
 def state_dtype(fn: str, name: str, t: OptTensor, x: Tensor) -> OptTensor:
     """A state or bias in x's dtype or its accumulation dtype, cast to that by autocast."""
-    if t is None or t.dtype == x.dtype or x.dtype not in ACCUMULATION:
+    if t is None:
         return t
     require_tensor(fn, name, t)
+    if t.dtype == x.dtype or x.dtype not in ACCUMULATION:
+        return t
     wide = ACCUMULATION[x.dtype]
     if t.dtype != wide and autocast_applies(t) and autocast_applies(x):
         return t.to(wide)
@@ -277,6 +281,7 @@ def index_tensor(fn: str, name: str, value: Any, x: Tensor, time: int) -> OptTen
     if isinstance(value, (list, tuple)) and not value:
         value = torch.empty(0, dtype=torch.int64)  # an empty list has no dtype of its own
     index = _as_tensor(value, x)
+    require_tensor(fn, name, index)
     check_dtype(fn, name, index, (torch.int32, torch.int64))
     if x.is_cuda and index.device.type == "cpu" and index.numel() and not _transformed():
         if name == "lengths":
@@ -291,6 +296,7 @@ def flag_tensor(fn: str, name: str, value: Any, x: Tensor) -> OptTensor:
     if value is None:
         return None
     flags = _as_tensor(value, x)
+    require_tensor(fn, name, flags)
     if flags.is_floating_point() or isinstance(value, (list, tuple)):
         flags = flags.bool()
     check_dtype(fn, name, flags, (torch.bool, torch.uint8))

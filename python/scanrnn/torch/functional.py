@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from scanrnn._array.layout import PaddingSide
@@ -120,7 +121,8 @@ def scan(
     fn = "scan"
     if not isinstance(a, Tensor):
         a = _number(fn, a, x)
-    if not isinstance(x, Tensor) or a.dtype != x.dtype:
+    alike = isinstance(x, Tensor) and a.dtype == x.dtype
+    if not (alike and a.layout == x.layout == torch.strided):
         x, a = one_dtype(fn, x=x, a=a)
     if h0 is not None:
         h0 = state_dtype(fn, "h0", h0, x)
