@@ -586,6 +586,27 @@ def test_m06_calls_repeat_their_bits():
         assert all(torch.equal(a, b) for k in (0, 1) for a, b in zip(first[k], again[k]))  # noqa: B905
 
 
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_m06_first_calls_have_the_bits_of_later_ones(cls):
+    """With a burn-in that is given, and with deterministic algorithms; else they need not."""
+    reference = network(cls, 5, 16, gain=1.8, gate=1, dtype=torch.float32)
+    x = sequences(reference, 800, 2)
+
+    def is_alike(module):
+        results = (outcome(module, x, inputs=(x,)) for _ in range(4))
+        first, *others = ([*values, *grads] for values, grads in results)
+        assert module.last_report.status == "converged"
+        return all(torch.equal(a, b) for o in others for a, b in zip(first, o, strict=True))
+
+    assert is_alike(ours(reference, burn_in=200))
+    assert is_alike(ours(reference, burn_in=24))  # too few: more passes
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert is_alike(ours(reference))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_m06_processes(run_python, start):

@@ -290,6 +290,7 @@ class _Parallel(nn.RNNBase):
             )
         labels = ("hx[0]", "hx[1]") if len(sizes) > 1 else ("hx",)
         for label, part, n in zip(labels, parts, sizes, strict=True):
+            require_tensor(name, label, part)
             expected = (stacked, n) if single else (stacked, batch, n)
             if tuple(part.shape) != expected:
                 raise ValueError(
@@ -756,8 +757,11 @@ class LSTM(_Parallel, nn.LSTM):
     noticed by a probe of up to 4% of the cost, which is made again after ever more calls.
 
     Repeated calls choose the same chunks, and give the same bits, unless what they learned no
-    longer fits the weights. With torch.use_deterministic_algorithms they learn nothing. Rows of a
-    batch have the bits that the framework's kernel gives them, which depend on the batch.
+    longer fits the weights. The first call knows what its probe saw, and the second what the first
+    one learned: their last bits may differ, within the tolerance. With `burn_in` calls that
+    converge learn nothing, and those on one input have the same bits, the first too; so they have
+    with torch.use_deterministic_algorithms, where every call probes anew. Rows of a batch have the
+    bits that the framework's kernel gives them, which depend on the batch.
 
     Differences to torch.nn.LSTM: dropout between layers draws other masks on a GPU where layers run
     one by one. Under autocast and torch.func the framework's kernel runs.
