@@ -160,12 +160,14 @@ def one_step(fn: str, full: dict[str, Any]) -> dict[str, Any]:
     """
     (first, main), *_ = full.items()
     require_tensor(fn, first, main)
-    if main.ndim == 0:
+    shape = main.shape
+    if not shape:
         raise ValueError(f"{fn}: {first} has shape (), expected at least a channel axis")
     sequences = {}
     for name, t in full.items():
         if isinstance(t, Tensor):
-            check_shape(fn, name, t, main.shape)
+            if t is not main and t.shape != shape:
+                check_shape(fn, name, t, shape)
             t = t.unsqueeze(-2)
         sequences[name] = t
     return sequences
