@@ -22,6 +22,7 @@ using scanrnn::minimum;
 using scanrnn::positive_part;
 using scanrnn::product;
 using scanrnn::reciprocal;
+using scanrnn::rounded_product;
 using scanrnn::select;
 using scanrnn::sigmoid;
 using scanrnn::softplus;
@@ -70,6 +71,10 @@ SCANRNN_HD Lanes<T, N> fma(const Lanes<T, N>& a, const Lanes<T, N>& b, const Lan
 template <class T, int N>
 SCANRNN_HD Lanes<T, N> product(const Lanes<T, N>& a, const Lanes<T, N>& b) {
   return each_lane<T, N>([&](int v) { return scanrnn::product(a.lane[v], b.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> rounded_product(const Lanes<T, N>& a, const Lanes<T, N>& b) {
+  return each_lane<T, N>([&](int v) { return scanrnn::rounded_product(a.lane[v], b.lane[v]); });
 }
 template <class T, int N>
 SCANRNN_HD Lanes<T, N> conj_if(bool conjugate, const Lanes<T, N>& p) {

@@ -517,6 +517,22 @@ def test_m06_every_batch(device, name, dtype, steps, D):
             assert_equal(got, [t[part] for t in whole])
 
 
+@by_typed_cell
+@pytest.mark.parametrize("reverse", [False, True])
+def test_whole_tiles_have_the_bits_that_others_have(device, name, dtype, reverse):
+    """Calls without resets whose tiles are all whole have a kernel of their own, and another one,
+    of clusters, where there are many tiles and eight or a multiple in every sequence."""
+    cell = CELLS[name]
+    for B, steps, D in ((2, 512, 64), (32, 1024, 64), (1, 9216, 256)):
+        args = arguments(cell, B, steps, B, D)
+        never = torch.zeros(B, steps, dtype=torch.bool)
+        whole, others = (
+            evaluate(cell, args, dtype, device, reverse=reverse, **options)
+            for options in ({}, {"reset": never})
+        )
+        assert_equal(whole, others)
+
+
 # ---- Short sequences, which share a block --------------------------------------------------------
 
 SHORT = [(1001, 2, 1), (2049, 9, 3), (2049, 17, 4), (777, 33, 8), (131, 64, 16), (515, 40, 6)]

@@ -39,7 +39,7 @@ SCANRNN_HD Activated<R> activated(Activation g, const R& v) {
       if constexpr (Last > Activation::relu) {
         const R s = sigmoid(v);
         const R slope = s * (one - s);
-        if (g == Activation::silu) return {v * s, fma(v, slope, s)};
+        if (g == Activation::silu) return {rounded_product(v, s), fma(v, slope, s)};
         if (g == Activation::sigmoid) return {s, slope};
         return {where_negative(v, s, v + Constant<R>::of(0.5)), where_negative(v, slope, one)};
       }

@@ -23,6 +23,27 @@ SCANRNN_HD Complex<T> fma(const Complex<T>& a, const Complex<T>& b, const Comple
 SCANRNN_HD float product(float a, float b) { return a * b; }
 SCANRNN_HD double product(double a, double b) { return a * b; }
 
+/// a * b, rounded whatever is added to it. Where the compiler may take both for one operation,
+/// whether it does depends on what else it knows.
+SCANRNN_HD float rounded_product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+SCANRNN_HD double rounded_product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+template <class R>
+SCANRNN_HD R rounded_product(const R& a, const R& b) {
+  return a * b;
+}
+
 template <class T>
 SCANRNN_HD Complex<T> product(const Complex<T>& a, const Complex<T>& b) {
   return {fma(a.re, b.re, -(a.im * b.im)), fma(a.re, b.im, a.im * b.re)};

@@ -82,7 +82,7 @@ struct Gilr : CellBase {
     const R shut = complement(p, signed_gate(in[kGate]));
     const R f = bounded(in, p, one - p);
     const Activated<R> z = activated(known_activation(), in[kCandidate]);
-    const R d_bound = shut * (h_prev - z.value) * g;
+    const R d_bound = rounded_product(shut * (h_prev - z.value), g);  // which is added up
     if constexpr (inputs > kBound) {
       din[kBound] = d_bound;
       din[kGate] = signed_gate((one - in[kBound]) * p) * d_bound;
