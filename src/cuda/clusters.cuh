@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows (rows.cuh) by clusters of blocks that stay: for calls whose tiles are all whole, eight of
-// them or a multiple in every sequence, of the scan.
+// them or a multiple in every sequence, of the scan and of some cells of the 16-bit types.
 //
 // A cluster takes a ticket for the eight tiles below a node of the tree, a tile a block, and asks
 // for the next ticket once it knows the state that its tiles start from. Its blocks exchange their
@@ -49,11 +49,16 @@ namespace scanrnn::cuda {
 /// Blocks of a cluster.
 inline constexpr int kClusterBlocks = kRadix;
 
-/// Whether a pass has a kernel for clusters: the scan's, in types that three blocks have registers
-/// for without a spill (complex128, and backward float64, do spill).
-template <class Cell, class T, bool kBackward>
+/// Whether a pass has a kernel for clusters, where a thread has registers for it: the scan's, in
+/// types that three blocks have them for without a spill (complex128, and backward float64, do
+/// spill); and those of cases of cells, in 16 bits. There not where steps are held beside vectors,
+/// or vectors are prepared; nor backward where states are recomputed, or less than four blocks fit.
+template <class Cell, class T, bool kBackward, class P = RowPass<Cell, kBackward, T, true>>
 inline constexpr bool has_clusters =
-    std::is_same_v<Cell, ScanCell> && sizeof(T) <= 8 && !(kBackward && std::is_same_v<T, double>);
+    std::is_same_v<Cell, ScanCell> ? sizeof(T) <= 8 && !(kBackward && std::is_same_v<T, double>)
+    : sizeof(T) != 2 || Cell::is_prepared ? false
+    : kBackward                           ? P::reads_states && P::slots <= 3
+                                          : !(P::template holds_steps<T> && P::vectors != 0);
 
 template <class P>
 struct ClusterPass {
@@ -64,7 +69,9 @@ struct ClusterPass {
   static_assert(!P::reads_states || P::states_slot == P::slots - 1);
   static constexpr int staged_bytes = slots * P::slot_bytes(P::leaf);
   /// Blocks that a multiprocessor holds.
-  static constexpr int blocks = 224 * 1024 / (staged_bytes + 8 * 1024);
+  static constexpr int blocks = P::template holds_steps<typename P::Type>
+                                    ? P::blocks()
+                                    : 224 * 1024 / (staged_bytes + 8 * 1024);
 };
 
 // --- between the blocks of a cluster -----------------------------------------------------------
@@ -161,11 +168,14 @@ struct ClusterShared {
   using A = Acc<typename P::Type>;
   static constexpr int width = P::band_vectors * P::width;  // channels of a tile
   static constexpr int most_parts = kMostClusterLevels * kGroups;
-  /// Those of a tile's channels that a lane has: so many, side by side.
-  static constexpr int own = width > kWarp ? width / kWarp : 1;
-  static_assert(own <= 2);
+  /// Whether some warps, with one channel a lane, work out the state before each band for all: a
+  /// cell leaves few registers.
+  static constexpr bool for_all = !P::Cell::step_is_input;
+  /// Else every warp does it, and a lane has so many of the tile's channels, side by side.
+  static constexpr int own = width > kWarp && !for_all ? width / kWarp : 1;
+  static_assert(own <= 2 && (!for_all || width % kWarp == 0));
   /// Places for the maps of so many rounds.
-  static constexpr int halves = own > 1 ? 1 : 2;
+  static constexpr int halves = width > kWarp ? 1 : 2;
   static constexpr bool keeps_loss = P::template keeps_loss<typename P::Type>;
   /// Whether all warps meet once a tile has arrived: backward, as they read each other's rows, and
   /// where a thread has eight channels, which leave neither registers nor room for two places.
@@ -174,8 +184,9 @@ struct ClusterShared {
   static constexpr bool meets_early = keeps_loss && !meets_late;
   /// Where they don't meet, some may still need their bands when others have the next ones.
   static constexpr int bands = meets_late || meets_early ? 1 : 2;
-  alignas(kVectorBytes) Affine<A> band[bands][kWarps][width];
-  typename P::template Loss<typename P::Type> lost[keeps_loss ? kWarps : 1][width];  // of the gains
+  alignas(kVectorBytes) Affine<A> band[bands][P::warps][width];
+  typename P::template Loss<typename P::Type> lost[keeps_loss ? P::warps : 1]
+                                                  [keeps_loss ? width : 1];  // of the gains
   /// What precedes a block's tile. The first block has none before it in the cluster, but the parts
   /// of what precedes the cluster, groups of children as in run_rows.
   union {
@@ -184,7 +195,7 @@ struct ClusterShared {
   };
   alignas(kVectorBytes) A enter[2][width];  // the state before the cluster
   unsigned ticket, passed[kRadix];
-  Tile tile[kWarps];  // registers are few; warps get there apart
+  Tile tile[P::warps];  // registers are few; warps get there apart
 #if SCANRNN_HAS_CLUSTERS
   Arrivals maps_arrived[halves], enter_arrived[2], ticket_arrived, passed_arrived;
   Arrivals maps_read;  // by this block's warps
@@ -283,55 +294,58 @@ struct LeafStates<P, true> {
   }
 };
 
+/// Of this thread in its block. kAnew: the compiler is not to keep it, nor what comes from it.
+template <bool kAnew>
+__device__ __forceinline__ int thread_number() {
+  if constexpr (!kAnew) return static_cast<int>(threadIdx.x);
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 /// Args as for run_rows<..., kWhole>, but a ticket is a cluster's: fan_log2 is kRadixLog2, nodes
 /// are those of clusters, (tile_items / kRadix, groups, lanes), and levels those above them, none
 /// if a sequence is one cluster's.
 template <class Cell, class T, bool kBackward, bool kNarrow = false>
-__global__ void __launch_bounds__(
-    kThreads, (ClusterPass<RowPass<Cell, kBackward, T, false, kNarrow>>::blocks))
+__global__ void __launch_bounds__((RowPass<Cell, kBackward, T, true, kNarrow>::threads),
+                                  (ClusterPass<RowPass<Cell, kBackward, T, true, kNarrow>>::blocks))
     run_clusters(const __grid_constant__ Args args, const __grid_constant__ Cell cell) {
 #if SCANRNN_HAS_CLUSTERS
-  using P = RowPass<Cell, kBackward, T, false, kNarrow>;
-  static_assert(has_clusters<Cell, T, kBackward> && !P::recomputes && !P::has_late &&
-                P::threads == kThreads);
+  using P = RowPass<Cell, kBackward, T, true, kNarrow>;
+  static_assert(!P::recomputes);
   const Args& g = known<P, true>(args);
   using A = Acc<T>;
   constexpr int W = P::width;
   using R = Lanes<T, W>;
   constexpr int width = ClusterShared<P>::width, across = P::band_vectors;
   constexpr int kOwn = ClusterShared<P>::own;
+  constexpr bool kForAll = ClusterShared<P>::for_all;
   constexpr int kHalves = ClusterShared<P>::halves;
   constexpr bool kMeetsLate = ClusterShared<P>::meets_late;
   constexpr bool kMeetsEarly = ClusterShared<P>::meets_early;
   struct Own {  // a lane's channels
     A of[kOwn];
   };
-  constexpr int rows = kThreads / across * P::leaf;
+  constexpr int rows = P::threads / across * P::leaf;
   constexpr Index kWords = Node<A>::words;
 
   extern __shared__ __align__(128) char slots[];
   __shared__ ClusterShared<P> shared;
 
-  const Team team(g, P::threads_log2);
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int rank = rank_in_cluster();
   constexpr int kLast = kClusterBlocks - 1;
-  const int channel = lane * kOwn;  // a lane's first one of the tile
-  const bool has_channel = channel < width;
   // Where warps share channels out instead, one a lane, these warps begin.
   constexpr int kParts = (width + kWarp - 1) / kWarp;
   const unsigned tickets =
       static_cast<unsigned>(g.tile_items / kClusterBlocks) * static_cast<unsigned>(g.groups);
   const bool ascending = kBackward == g.reverse;
-  const int first_row =
-      (ascending ? warp : kWarps - 1 - warp) * P::band_leaves * P::leaf + lane / P::band_vectors;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) shared.enter_arrived[i].init();
     for (int i = 0; i < kHalves; ++i) shared.maps_arrived[i].init();
     shared.ticket_arrived.init();
     shared.passed_arrived.init();
-    shared.maps_read.init(kWarps);
+    shared.maps_read.init(kForAll ? kParts : P::warps);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     shared.ticket_arrived.expect(sizeof(shared.ticket));
   }
@@ -343,7 +357,10 @@ __global__ void __launch_bounds__(
       tell(to, &shared.ticket, ticket, &shared.ticket_arrived);
     }
   };
-  const auto stage = [&](const Tile& t) {
+  const auto stage = [&](const Tile& t, int thread) {
+    const int warp = thread / kWarp;
+    const int first_row = (ascending ? warp : P::warps - 1 - warp) * P::band_leaves * P::leaf +
+                          thread % kWarp / P::band_vectors;
 #pragma unroll
     for (int s = 0; s < ClusterPass<P>::slots; ++s) {
       stage_whole<P, P::band_leaves>(staged_array<P>(g, s), g, t, t.group * width, first_row,
@@ -352,20 +369,25 @@ __global__ void __launch_bounds__(
     end_copies();
   };
 
-  if (rank == 0 && threadIdx.x == kThreads - kWarp) tell_ticket(atomicAdd(g.ticket, 1u));
+  if (rank == 0 && threadIdx.x == P::threads - kWarp) tell_ticket(atomicAdd(g.ticket, 1u));
   shared.ticket_arrived.await(0);
   unsigned ticket = shared.ticket;
-  const Tile& t = shared.tile[warp];
   const auto begin = [&] {
     const Tile next = whole_tile_of<kBackward>(g, ticket, rows, rank);
-    stage(next);
-    if (lane == 0) shared.tile[warp] = next;
+    const int thread = thread_number<kForAll>();
+    stage(next, thread);
+    if (thread % kWarp == 0) shared.tile[thread / kWarp] = next;
     __syncwarp();
   };
   if (ticket < tickets) begin();
   for (unsigned round = 0; ticket < tickets; ++round) {
     const unsigned half = round % 2, phase = round / 2;
-    if (threadIdx.x == 0) {
+    const Team team(g, P::threads_log2, thread_number<kForAll>());
+    const int lane = team.thread % kWarp, warp = team.thread / kWarp;
+    const int channel = kForAll ? team.thread : lane * kOwn;  // this thread's first one of the tile
+    const bool has_channel = channel < width;
+    const Tile& t = shared.tile[warp];
+    if (team.thread == 0) {
       shared.ticket_arrived.expect(sizeof(shared.ticket));
       if (rank == 0) {
         shared.passed_arrived.expect((kHalves == 1 ? kLast : 1) * sizeof(shared.passed[0]));
@@ -422,6 +444,7 @@ __global__ void __launch_bounds__(
 
     LeafStates<P> states;
     states.prefetch(leaf);
+    if constexpr (P::direct != 0) leaf.prefetch_direct();
 
     // --- between tiles: the last block publishes, the first one fetches ---
     const int cluster = static_cast<int>(t.number / kClusterBlocks);
@@ -441,18 +464,18 @@ __global__ void __launch_bounds__(
       }
       return all;
     };
-    if (const int ch = threadIdx.x; ch < width) {
-      Affine<A> own[kWarps];
-      typename P::template Loss<T> lost[kWarps];
+    if (const int ch = team.thread; ch < width) {
+      Affine<A> own[P::warps];
+      typename P::template Loss<T> lost[P::warps];
 #pragma unroll
-      for (int b = 0; b < kWarps; ++b) {
+      for (int b = 0; b < P::warps; ++b) {
         own[b] = band[b][ch];
         if constexpr (P::template keeps_loss<T>) lost[b] = shared.lost[b][ch];
       }
 #pragma unroll
-      for (int by = 1; by < kWarps; by *= 2) {
+      for (int by = 1; by < P::warps; by *= 2) {
 #pragma unroll
-        for (int b = 0; b < kWarps; b += 2 * by) {
+        for (int b = 0; b < P::warps; b += 2 * by) {
           lost[b] = lost[b + by].after(lost[b], own[b].a, own[b + by].a);
           own[b] = merge(own[b], own[b + by]);
         }
@@ -476,7 +499,7 @@ __global__ void __launch_bounds__(
     if (rank == 0) {
       if (g.levels > 0 && cluster > 0) {
         // The warps that send maps fetch last, if at all.
-        for (int i = kWarps - 1 - warp; i < g.levels * kGroups * kParts; i += kWarps) {
+        for (int i = P::warps - 1 - warp; i < g.levels * kGroups * kParts; i += P::warps) {
           const int part = i / kParts, ch = i % kParts * kWarp + lane;
           const int level = part / kGroups, first = part % kGroups * kAhead;
           if (digit_of(cluster, level) <= first || ch >= width) continue;
@@ -496,10 +519,10 @@ __global__ void __launch_bounds__(
           }
         }
       }
-      const bool asks = warp == kWarps - 1 && lane == 0;
+      const bool asks = warp == P::warps - 1 && lane == 0;
       unsigned next = 0;
       if (asks) next = atomicAdd(g.ticket, 1u);
-      for (int to = warp; to < kClusterBlocks; to += kWarps) {
+      for (int to = kForAll ? 1 : warp; to < kClusterBlocks; to += kForAll ? 1 : P::warps) {
         if (to > 0 && has_channel) {
           tell(to, reinterpret_cast<Own*>(&shared.enter[half][channel]), run,
                &shared.enter_arrived[half]);
@@ -512,55 +535,85 @@ __global__ void __launch_bounds__(
       __syncwarp();
       states.load(leaf);
     } else {
-      maps_arrived.await(round / kHalves);
+      const bool has_part = !kForAll || has_channel;
       const int here = has_channel ? channel : 0;
       Affine<A> before[kGroups][kOwn];
+      if (has_part) {
+        maps_arrived.await(round / kHalves);
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
+        for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
-        for (int k = 0; k < kOwn; ++k) {
-          if (rank > group * kAhead) before[group][k] = product_of(group * kAhead, rank, here + k);
+          for (int k = 0; k < kOwn; ++k) {
+            if (rank > group * kAhead) {
+              before[group][k] = product_of(group * kAhead, rank, here + k);
+            }
+          }
         }
       }
       if constexpr (kHalves == 1) {
         __syncwarp();
-        if (lane == 0) shared.maps_read.arrive();
-        if (warp == kWarps - 1) {
+        if (has_part && lane == 0) shared.maps_read.arrive();
+        if (warp == P::warps - 1) {
           shared.maps_read.await(round);
           if (lane == 0) tell_passed();
         }
       }
       states.load(leaf);
-      shared.enter_arrived[half].await(phase);
+      if (has_part) {
+        shared.enter_arrived[half].await(phase);
 #pragma unroll
-      for (int k = 0; k < kOwn; ++k) {
-        run.of[k] = shared.enter[half][here + k];
+        for (int k = 0; k < kOwn; ++k) {
+          run.of[k] = shared.enter[half][here + k];
 #pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          if (rank > group * kAhead) run.of[k] = apply(before[group][k], run.of[k]);
+          for (int group = 0; group < kGroups; ++group) {
+            if (rank > group * kAhead) run.of[k] = apply(before[group][k], run.of[k]);
+          }
         }
       }
     }
 
     // --- finish ---
-    for (int b = 0; b < warp; ++b) {
+    R state;
+    if constexpr (kForAll) {
+      // In the place of a band's map, the state before it.
 #pragma unroll
-      for (int k = 0; k < kOwn; ++k) {
-        if (has_channel) run.of[k] = apply(band[b][channel + k], run.of[k]);
+      for (int b = 0; b < P::warps; ++b) {
+        if (!has_channel) break;
+        const A enter = run.of[0];
+        run.of[0] = apply(band[b][channel], enter);
+        band[b][channel].x = enter;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        state.lane[v] = apply(map[v], band[warp][leaf.column * W + v].x);
+      }
+    } else {
+      for (int b = 0; b < warp; ++b) {
+#pragma unroll
+        for (int k = 0; k < kOwn; ++k) {
+          if (has_channel) run.of[k] = apply(band[b][channel + k], run.of[k]);
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < W; ++v) {
+        state.lane[v] = apply(map[v], shuffle(run.of[v % kOwn], (leaf.column * W + v) / kOwn));
       }
     }
-    R state;
-#pragma unroll
-    for (int v = 0; v < W; ++v) {
-      state.lane[v] = apply(map[v], shuffle(run.of[v % kOwn], (leaf.column * W + v) / kOwn));
-    }
+    if constexpr (!kBackward && !Cell::state_is_output) leaf.keep_checkpoint(rows, state);
+    if constexpr (P::direct != 0) leaf.take_first_direct();
     R leave;
     states.finish(leaf, state, leave);
-    if (t.is_last() && leaf.place == kThreads / across - 1) {
+    if (t.is_last() && leaf.place == P::threads / across - 1) {
 #pragma unroll
       for (int v = 0; v < W; ++v) {
         store_state<T>(g.leave, t.sequence, leaf.channel + v, leave.lane[v]);
       }
+    }
+
+    if constexpr (kBackward && P::vectors != 0) {
+      A* const parts = reinterpret_cast<A*>(&band[0][0]);
+      sum_over_tile<P>(g, t, leaf, team, parts, parts + P::warps * width);
     }
 
     // --- the next tile ---

@@ -58,6 +58,24 @@ Prepared& prepared_of(const Problem& p) {
   return p.backward ? entry.backward : entry.forward;
 }
 
+struct Choice {
+  const Kernel* kernel;
+  std::atomic<std::uint64_t>* prepared;
+};
+
+/// A variant's kernel for a call.
+Choice kernel_of(const Problem& p, const Variant& variant) {
+  const PassKernels& kernels = kernels_of(p);
+  Prepared& prepared = prepared_of(p);
+  const int i = case_of(kernels, p.cell);
+  Choice choice{&kernel_of(kernels, variant, i), &prepared.variant[&variant - kVariants]};
+  if (i >= 0 && choice.kernel == &kernels.cases[i]) choice.prepared = &prepared.cases[i];
+  if (i >= 0 && choice.kernel == &kernels.cluster_cases[i]) {
+    choice.prepared = &prepared.cluster_cases[i];
+  }
+  return choice;
+}
+
 // --- the plan ----------------------------------------------------------------------------------
 
 struct Plan {
@@ -83,8 +101,9 @@ struct Plan {
 
   void use(const Problem& p, const Variant& of) {
     variant = &of;
-    kernel = &(kernels_of(p).*of.kernel);
-    prepared = &prepared_of(p).variant[&of - kVariants];
+    const Choice choice = kernel_of(p, of);
+    kernel = choice.kernel;
+    prepared = choice.prepared;
   }
   std::size_t take(std::size_t size) {
     const std::size_t offset = bytes;
@@ -423,19 +442,13 @@ Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
   unsigned traits = size_traits(p, plan.way, cut, forced, device, g) |
                     array_traits(p, tiled, plan.way, cut, g) | when(!is_memory_fast, kSlowMemory);
   traits |= choice_traits(p, kernels, tiled, plan.way, forced, traits, g);
-  plan.variant = choose(kVariants, kernels, plan.way, traits);
+  const int the_case = case_of(kernels, p.cell);
+  plan.variant = choose(kVariants, kernels, the_case, plan.way, traits);
   if (is_of_clusters(*plan.variant)) {
     plan.clusters = plan.variant;
-    plan.variant = choose(plan.variant + 1, kernels, plan.way, traits);
+    plan.variant = choose(plan.variant + 1, kernels, the_case, plan.way, traits);
   }
   plan.use(p, *plan.variant);
-  if (plan.variant->kernel == &PassKernels::whole) {
-    for (int i = 0; i < kMostCases && kernels.cases[i].function != nullptr; ++i) {
-      if (!kernels.cases[i].suits(p.cell)) continue;
-      plan.kernel = &kernels.cases[i];
-      plan.prepared = &prepared_of(p).cases[i];
-    }
-  }
   if ((plan.variant->needs & kVectors) != 0) g.is_regular = g.is_direct = true;
   if (plan.variant->way == Way::threads) {
     g.teams_log2 = g.fan_log2 = 0;
@@ -499,8 +512,9 @@ cudaLaunchAttribute cluster_dimension(int blocks) {
 // Whether the current device can hold a cluster of the kernel's blocks, and the code that it loads
 // was compiled for clusters.
 bool holds_clusters(const Problem& p, const Variant& variant, int device) {
-  const Kernel& kernel = kernels_of(p).*variant.kernel;
-  std::atomic<std::uint64_t>& prepared = prepared_of(p).variant[&variant - kVariants];
+  const Choice choice = kernel_of(p, variant);
+  const Kernel& kernel = *choice.kernel;
+  std::atomic<std::uint64_t>& prepared = *choice.prepared;
   std::atomic<std::uint64_t>& no_clusters = prepared_of(p).no_clusters;
   if ((no_clusters.load(std::memory_order_relaxed) & bit_of(device)) != 0) return false;
   if ((prepared.load(std::memory_order_relaxed) & bit_of(device)) != 0) return true;
@@ -512,7 +526,7 @@ bool holds_clusters(const Problem& p, const Variant& variant, int device) {
     cudaLaunchAttribute dimension = cluster_dimension(kRadix);
     cudaLaunchConfig_t launch{};
     launch.gridDim = dim3(kRadix);
-    launch.blockDim = dim3(kThreads);
+    launch.blockDim = dim3(static_cast<unsigned>(kernel.warps * kWarp));
     launch.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes(0, kernel.leaf, 0, 0));
     launch.attrs = &dimension;
     launch.numAttrs = 1;

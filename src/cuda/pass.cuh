@@ -90,13 +90,16 @@ struct Pass {
   static constexpr bool splits_steps =
       !backward && !Cell::step_is_input && count(free) >= 3 && 2 * sizeof(T) == sizeof(Acc<T>);
   static constexpr int split_slot = slot(lowest(free & (free - 1) & ((free & (free - 1)) - 1)));
-  /// Two leave room for the gains alone: these take the places of
-  /// two inputs, of which a thread holds one that it needs again in registers, where the rest of a
-  /// step is had from them.
+  /// Where what steps add takes exponentials, two are enough: a thread holds both halves.
+  template <class T>
+  static constexpr bool holds_steps = !backward && !Cell::step_is_input && Cell::is_input_costly &&
+                                      count(free) == 2 && 2 * sizeof(T) == sizeof(Acc<T>);
+  /// Else two leave room for the gains alone: these take the places of two inputs, of which a
+  /// thread holds one that it needs again in registers, where the rest of a step is had from them.
   template <class T>
   static constexpr bool keeps_gains =
       !backward && HasInput<Cell>::value && of_gain != 0 && of_input != 0 &&
-      2 * sizeof(T) == sizeof(Acc<T>) && !splits_steps<T>;
+      2 * sizeof(T) == sizeof(Acc<T>) && !splits_steps<T> && !holds_steps<T>;
   /// Inputs that `output` alone reads. Where states are recomputed their gradients don't wait for
   /// the adjoint of the state, and what dy adds to that can take dy's place.
   static constexpr unsigned only_output =

@@ -23,10 +23,11 @@ namespace scanrnn::cuda {
 struct Team {
   int threads, thread, number;
   bool is_block;
-  __device__ __forceinline__ Team(const Args& g, int block_log2)
+  __device__ __forceinline__ Team(const Args& g, int block_log2,
+                                  int of_block = static_cast<int>(threadIdx.x))
       : threads(1 << (block_log2 - g.teams_log2)),
-        thread(static_cast<int>(threadIdx.x) & (threads - 1)),
-        number(static_cast<int>(threadIdx.x) >> (block_log2 - g.teams_log2)),
+        thread(of_block & (threads - 1)),
+        number(of_block >> (block_log2 - g.teams_log2)),
         is_block(g.teams_log2 == 0) {}
 };
 
@@ -114,7 +115,9 @@ struct RowPass : Pass<Cell, kBackward> {
     // Backward, eight channels a thread take more registers than three blocks of 256 leave.
     if (width == 8 && kBackward && threads > 128) return 2;
     const int fit = 224 * 1024 / (staged_bytes(leaf) + states_bytes(leaf) + 8 * 1024);
-    const int most = most_row_threads(sizeof(T), Base::count(direct)) / threads;
+    const int most = Base::template holds_steps<T>
+                         ? 512 / threads
+                         : most_row_threads(sizeof(T), Base::count(direct)) / threads;
     return fit < most || !kWhole ? fit : most;
   }
 };
@@ -174,7 +177,8 @@ struct RowLeaf {
   using Loss = typename P::template Loss<T>;
   static constexpr bool kKeeps = P::template keeps_steps<T>;
   static constexpr bool kNeedsOutput = kWhole && P::needs_output;
-  static constexpr bool kSplits = kWhole && P::template splits_steps<T>;
+  static constexpr bool kHoldsSteps = kWhole && P::template holds_steps<T>;
+  static constexpr bool kSplits = kHoldsSteps || (kWhole && P::template splits_steps<T>);
   static constexpr bool kKeepsGains = kWhole && P::template keeps_gains<T>;
   static constexpr bool kHolds = kSplits || kKeepsGains;
   static constexpr bool kOpens = P::template opens<T>;
@@ -225,6 +229,7 @@ struct RowLeaf {
     return P::slot(half == 0 ? P::lowest(P::of_gain) : kHeld);
   }
   Words held[kHolds ? kLeaf : 1];  // of the steps
+  Words held_high[kHoldsSteps ? kLeaf : 1];
   static constexpr int kEarly = kUnrolled<RowMode::plain_direct> > 1 ? kRowsAhead : 1;
   const char* direct_at[P::inputs];  // of the next step
   Words direct[kEarly][P::inputs];
@@ -242,16 +247,35 @@ struct RowLeaf {
     const bool ascending = P::backward == g.reverse;
     const int leaves = team.threads >> g.across_log2;
     place = team.thread >> g.across_log2;
-    column = static_cast<int>(threadIdx.x) & ((1 << g.across_log2) - 1);
+    column = team.thread & ((1 << g.across_log2) - 1);
     from = ascending ? place * g.leaf : (leaves - place) * g.leaf - 1;
     down = ascending ? 1 : -1;
     channel = channel0 + column * W;
     const Index rest = g.channels - channel;
     channels = kWhole ? W : static_cast<int>(rest < 0 ? 0 : (rest < W ? rest : W));
 #pragma unroll
+    for (int k = 0; k < P::inputs; ++k) sum[k] = Constant<R>::of(0);
+    take_vectors(P::vectors);
+    if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
+    if constexpr (kWhole) {
+      valid = (1u << kLeaf) - 1;
+    } else {
+      const int low = t.low, high = t.high;
+      valid = steps_between(ascending ? low - from : from - (high - 1),
+                            ascending ? high - from : from - low + 1, g.leaf);
+      if (g.reset != nullptr) {
+#pragma unroll 1
+        for (int i = 0; i < g.leaf; ++i) {
+          if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
+        }
+      }
+    }
+  }
+  /// The inputs in `set`, which have one value a channel.
+  __device__ __forceinline__ void take_vectors(unsigned set) {
+#pragma unroll
     for (int k = 0; k < P::inputs; ++k) {
-      sum[k] = Constant<R>::of(0);
-      if (!P::has(P::vectors, k)) continue;
+      if (!P::has(set, k)) continue;
       vector_in[k] = Constant<R>::of(0);
       const Steps& s = g.in[k];
       if (s.data == nullptr) continue;
@@ -265,20 +289,6 @@ struct RowLeaf {
         for (int v = 0; v < W; ++v) {
           if (v < channels) vector_in[k].lane[v] = load_element<T>(at, 0, s.wide);
           at = opaque(at + step);
-        }
-      }
-    }
-    if constexpr (Cell::is_prepared) Cell::prepare(vector_in);
-    if constexpr (kWhole) {
-      valid = (1u << kLeaf) - 1;
-    } else {
-      const int low = t.low, high = t.high;
-      valid = steps_between(ascending ? low - from : from - (high - 1),
-                            ascending ? high - from : from - low + 1, g.leaf);
-      if (g.reset != nullptr) {
-#pragma unroll 1
-        for (int i = 0; i < g.leaf; ++i) {
-          if (has_step<RowMode::general>(i) && is_reset(g, t, row(i))) resets |= 1u << i;
         }
       }
     }
@@ -330,6 +340,14 @@ struct RowLeaf {
   __device__ __forceinline__ void read(int slot, int i, R& to) const {
     widen<T>(load_vector<T, W>(vector_of<kMode>(slot, i)), to.lane);
   }
+  /// Nothing that comes from the words is to be worked out before here, where there are registers.
+  static __device__ __forceinline__ void hide(Words& words) {
+    unsigned word[sizeof(words) / sizeof(unsigned)];
+    memcpy(word, &words, sizeof(words));
+#pragma unroll
+    for (unsigned& w : word) asm volatile("" : "+r"(w));
+    memcpy(&words, word, sizeof(words));
+  }
   static __device__ __forceinline__ void widen_words(const Words& words, R& to) {
     Vector<T, W> elements;
     memcpy(&elements, &words, sizeof(words));
@@ -373,13 +391,22 @@ struct RowLeaf {
       memcpy(&held[i], low, sizeof(low));
       Words words;
       memcpy(&words, high, sizeof(high));
-      *reinterpret_cast<Words*>(vector_of<kMode>(P::split_slot, i)) = words;
+      if constexpr (kHoldsSteps) {
+        held_high[i] = words;
+      } else {
+        *reinterpret_cast<Words*>(vector_of<kMode>(P::split_slot, i)) = words;
+      }
     }
   }
   template <RowMode kMode>
   __device__ __forceinline__ void read_split(int i, R& x) const {
     if constexpr (kSplits) {
-      const Words words = *reinterpret_cast<const Words*>(vector_of<kMode>(P::split_slot, i));
+      Words words;
+      if constexpr (kHoldsSteps) {
+        words = held_high[i];
+      } else {
+        words = *reinterpret_cast<const Words*>(vector_of<kMode>(P::split_slot, i));
+      }
       unsigned low[W / 2], high[W / 2];
       memcpy(low, &held[i], sizeof(low));
       memcpy(high, &words, sizeof(high));
@@ -402,6 +429,14 @@ struct RowLeaf {
       }
       direct_at[k] = opaque(direct_at[k] + step_of(g.in[k]));
     }
+  }
+  /// The first of them; and vectors that outputs alone read, which take registers from here on.
+  __device__ __forceinline__ void take_first_direct() {
+    if constexpr (!P::backward && !Cell::is_prepared) {
+      take_vectors(P::vectors & Cell::output_inputs & ~Cell::map_inputs);
+    }
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) take_direct(i);
   }
   /// Has the same fetched into the L2 cache: a thread a line.
   __device__ __forceinline__ void prefetch_direct() const {
@@ -679,6 +714,16 @@ struct RowLeaf {
       store_streaming(at, narrow<T>(value.lane));
     }
   }
+  /// Forward: `state` is the one before the leaf, in a tile of `tile_rows`.
+  __device__ __forceinline__ void keep_checkpoint(int tile_rows, const R& state) const {
+    const Index step0 = t.step_of(from, tile_rows, g.reverse);
+    if (g.checkpoints == nullptr || (valid & 1u) == 0 || step0 % kLeafSteps != 0) return;
+    const Index at = checkpoint_row(g, t, step0) * g.channels + channel;
+#pragma unroll
+    for (int v = 0; v < W; ++v) {
+      if (v < channels) reinterpret_cast<A*>(g.checkpoints)[at + v] = state.lane[v];
+    }
+  }
   __device__ __forceinline__ Index step_of(const Steps& s) const {
     return down * s.time * static_cast<Index>(s.wide ? sizeof(A) : sizeof(T));
   }
@@ -715,6 +760,7 @@ struct RowLeaf {
       } else if constexpr (kKeepsGains) {
         read_inputs<kMode>((P::all & Cell::output_inputs & ~P::of_gain) | P::of_input | P::vectors,
                            i, in);
+        hide(held[i]);
         widen_words(held[i], in[kHeld]);
         read_gains<kMode>(i, step.a);
         step.x = cell.input(in, step.a);
@@ -958,6 +1004,70 @@ __device__ __forceinline__ void pad_rows(const Steps& s, const Args& g, const Ti
     const Index r = e / channels, c = e % channels;
     store_element<T>(s.data, t.row * s.batch + (p.begin + r) * s.time + (channel0 + c) * s.channel,
                      s.wide, Constant<Acc<T>>::of(0));
+  }
+}
+
+/// Sums what a tile's leaves have of the gradients that are summed over time, for each channel;
+/// into `parts`, of a tile's maps, twice, go those of bands or leaves.
+template <class P, class Leaf, class A>
+__device__ __forceinline__ void sum_over_tile(const Args& g, const Tile& t, Leaf& leaf,
+                                              const Team& team, A* parts, A* more_parts) {
+  constexpr int W = P::width;
+  const int across = 1 << g.across_log2, width = across * W, leaves = team.threads >> g.across_log2;
+  const int lane = team.thread % kWarp, team_warps = team.threads / kWarp;
+  const int first_warp = team.number * team_warps, block_warp = first_warp + team.thread / kWarp;
+  const bool is_wide = across > P::band_vectors;
+  // Two at a time: there is room for the parts of two.
+#pragma unroll
+  for (int round = 0; 2 * round < P::count(P::summed); ++round) {
+    const auto is_next = [&](int k) {
+      return P::has(P::summed, k) && P::count(P::summed & ((1u << k) - 1u)) / 2 == round &&
+             g.sum_slot[k] >= 0;
+    };
+    const auto parts_of = [&](int k) {
+      return P::count(P::summed & ((1u << k) - 1u)) % 2 == 0 ? parts : more_parts;
+    };
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!is_next(k)) continue;
+      // The leaves of a band in a fixed tree, then bands in order.
+      for (int by = across; by < kWarp && !is_wide; by *= 2) {
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          leaf.sum[k].lane[v] = leaf.sum[k].lane[v] + shuffle_xor(leaf.sum[k].lane[v], by);
+        }
+      }
+      if (is_wide || lane < across) {
+        const int part = is_wide ? leaf.place : block_warp;
+#pragma unroll
+        for (int v = 0; v < W; ++v) {
+          parts_of(k)[part * width + leaf.column * W + v] = leaf.sum[k].lane[v];
+        }
+      }
+    }
+    __syncthreads();
+    if (t.group >= g.groups) continue;
+#pragma unroll
+    for (int k = 0; k < P::inputs; ++k) {
+      if (!is_next(k)) continue;
+      A* to = reinterpret_cast<A*>(g.sums) +
+              ((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * width;
+      for (int ch = team.thread; ch < width; ch += team.threads) {
+        A all = Constant<A>::of(0);
+        const auto at = [&](int part) { return parts_of(k)[part * width + ch]; };
+        if (is_wide) {
+          for (int p = 0; p < leaves; p += P::band_leaves) {
+            A band = at(p) + at(p + 1);
+            if constexpr (P::band_leaves == 4) band = band + (at(p + 2) + at(p + 3));
+            all = all + band;
+          }
+        } else {
+          for (int b = first_warp; b < first_warp + team_warps; ++b) all = all + at(b);
+        }
+        to[ch] = all;
+      }
+    }
   }
 }
 
@@ -1287,10 +1397,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
   }
 
   // --- the state before the leaf -----------------------------------------------------------------
-  if constexpr (P::direct != 0) {
-#pragma unroll
-    for (int i = 0; i < leaf.kEarly; ++i) leaf.take_direct(i);
-  }
+  if constexpr (P::direct != 0) leaf.take_first_direct();
   R state;
   if (is_wide) {
     // Bands of leaves, in the brackets that scan_lanes has.
@@ -1362,16 +1469,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
   }
 
   // --- finish ----------------------------------------------------------------------------------
-  if constexpr (!kBackward && !Cell::state_is_output) {
-    const Index step0 = t.step_of(leaf.from, rows, g.reverse);
-    if (g.checkpoints != nullptr && (leaf.valid & 1u) != 0 && step0 % kLeafSteps == 0) {
-      const Index at = checkpoint_row(g, t, step0) * g.channels + leaf.channel;
-#pragma unroll
-      for (int v = 0; v < W; ++v) {
-        if (v < channels) reinterpret_cast<A*>(g.checkpoints)[at + v] = state.lane[v];
-      }
-    }
-  }
+  if constexpr (!kBackward && !Cell::state_is_output) leaf.keep_checkpoint(rows, state);
   if constexpr (P::reads_states && P::has_late) leaf.take_next_state();
   R leave = Constant<R>::of(0);
   if (mode == RowMode::plain_direct) {
@@ -1412,58 +1510,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, kWhole, kNarrow>:
       }
       if (g.lengths != nullptr) pad(g.din[k]);
     }
-    // Two at a time: there is room for the parts of two.
-#pragma unroll
-    for (int round = 0; 2 * round < P::count(P::summed); ++round) {
-      const auto is_next = [&](int k) {
-        return P::has(P::summed, k) && P::count(P::summed & ((1u << k) - 1u)) / 2 == round &&
-               g.sum_slot[k] >= 0;
-      };
-      const auto parts_of = [&](int k) {
-        return P::count(P::summed & ((1u << k) - 1u)) % 2 == 0 ? maps_a : maps_x;
-      };
-      __syncthreads();
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) {
-        if (!is_next(k)) continue;
-        // The leaves of a band in a fixed tree, then bands in order.
-        for (int by = across; by < kWarp && !is_wide; by *= 2) {
-#pragma unroll
-          for (int v = 0; v < W; ++v) {
-            leaf.sum[k].lane[v] = leaf.sum[k].lane[v] + shuffle_xor(leaf.sum[k].lane[v], by);
-          }
-        }
-        if (is_wide || lane < across) {
-          const int part = is_wide ? leaf.place : block_warp;
-#pragma unroll
-          for (int v = 0; v < W; ++v) {
-            parts_of(k)[part * width + column * W + v] = leaf.sum[k].lane[v];
-          }
-        }
-      }
-      __syncthreads();
-      if (t.group >= g.groups) continue;
-#pragma unroll
-      for (int k = 0; k < P::inputs; ++k) {
-        if (!is_next(k)) continue;
-        A* to = reinterpret_cast<A*>(g.sums) +
-                ((g.sum_slot[k] * g.tile_items + t.item) * g.groups + t.group) * width;
-        for (int ch = team.thread; ch < width; ch += team.threads) {
-          A all = zero;
-          const auto at = [&](int part) { return parts_of(k)[part * width + ch]; };
-          if (is_wide) {
-            for (int p = 0; p < leaves; p += P::band_leaves) {
-              A band = at(p) + at(p + 1);
-              if constexpr (P::band_leaves == 4) band = band + (at(p + 2) + at(p + 3));
-              all = all + band;
-            }
-          } else {
-            for (int b = first_warp; b < first_warp + team_warps; ++b) all = all + at(b);
-          }
-          to[ch] = all;
-        }
-      }
-    }
+    sum_over_tile<P>(g, t, leaf, team, maps_a, maps_x);
   } else {
     if (is_staged(g.out)) {
       __syncthreads();

@@ -75,11 +75,24 @@ constexpr bool is_of_clusters(const Variant& variant) {
   return variant.kernel == &K::clusters || variant.kernel == &K::narrow_clusters;
 }
 
+/// The number of the cell's case that a call is, or -1.
+inline int case_of(const PassKernels& kernels, const void* cell) {
+  int i = kMostCases - 1;
+  while (i >= 0 && (kernels.cases[i].suits == nullptr || !kernels.cases[i].suits(cell))) --i;
+  return i;
+}
+/// A variant's kernel for a call of that case.
+inline const Kernel& kernel_of(const PassKernels& kernels, const Variant& v, int the_case) {
+  if (the_case >= 0 && v.kernel == &K::whole) return kernels.cases[the_case];
+  if (the_case >= 0 && v.kernel == &K::clusters) return kernels.cluster_cases[the_case];
+  return kernels.*v.kernel;
+}
+
 /// The first of them, from `from` on, that runs a call of these traits.
-inline const Variant* choose(const Variant* from, const PassKernels& kernels, Way way,
+inline const Variant* choose(const Variant* from, const PassKernels& kernels, int the_case, Way way,
                              unsigned traits) {
   const auto runs = [&](const Variant& v) {
-    const Kernel& kernel = kernels.*v.kernel;
+    const Kernel& kernel = kernel_of(kernels, v, the_case);
     return (v.way == way || v.way == Way::threads) && (traits & v.needs) == v.needs &&
            (traits & v.excludes) == 0 && kernel.function != nullptr &&
            !(kernel.needs_output && (traits & kNoOutput) != 0) &&

@@ -12,6 +12,7 @@ import scanrnn.torch as srt
 from gpu_helpers import LAYOUTS, leaf
 from test_gpu_solve import STEPS as NONLINEAR
 from test_gpu_solve import Problem
+from torch_helpers import cells
 
 STEPS = (1, 33, 257, 2500)
 OPTIONS = {
@@ -99,6 +100,19 @@ def test_whole_tiles(cuda, layout, shape, dtype):
             rtol=TOLERANCE.get(dtype, 1e-5),
             atol=TOLERANCE.get(dtype, 1e-5) * max(float(other.abs().max()), 1),
         )
+
+
+@pytest.mark.parametrize("name", ["sru", "min_gru", "rg_lru"])
+def test_whole_tiles_of_cells(cuda, name):
+    """The same, of cells that keep and read different things."""
+    torch.manual_seed(0)
+    cell, shape = cells()[name], (3, 32768, 64)
+    inputs = cell.inputs_of(*shape[:2], shape[0], shape[2], requires_grad=False)
+    inputs = [t.to(torch.bfloat16 if t.ndim == 3 else torch.float32) for t in inputs]
+    got, expected = both(lambda *t, return_final: cell.both(*t), inputs, (cuda, "cpu"), {})
+    for one, other in zip(got, expected, strict=True):
+        scale = float(other.abs().max()) * (4 if one.ndim == 1 else 1)
+        torch.testing.assert_close(one.cpu().to(other.dtype), other, rtol=0, atol=3e-2 * scale)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 7), (1, 300, 1), (2, 1, 7)])

@@ -47,6 +47,12 @@ SCANRNN_HD Activated<R> activated(Activation g, const R& v) {
   }
 }
 
+/// Whether it takes exponentials; `known` is below 0 where it may be any.
+constexpr bool is_costly(int known) {
+  return known != static_cast<int>(Activation::identity) &&
+         known != static_cast<int>(Activation::relu);
+}
+
 template <Activation Last = Activation::positive, class R>
 SCANRNN_HD R activate(Activation g, const R& v) {
   return activated<Last>(g, v).value;

@@ -46,6 +46,7 @@ struct CellBase {
   static constexpr unsigned gain_inputs = ~0u;     ///< bit i: `gain` reads in[i]
   static constexpr unsigned adjoint_inputs = ~0u;  ///< bit i: `output_adjoint` reads in[i]
   static constexpr bool step_is_input = false;     ///< `step` only hands inputs on
+  static constexpr bool is_input_costly = false;   ///< `input` (HasInput) takes exponentials
   static constexpr int left_out = 0;               ///< inputs of its cell that a case lacks
   static constexpr const char* state = "h";        ///< its initial value is "h0"
 

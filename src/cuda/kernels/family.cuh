@@ -25,15 +25,31 @@ Kernel whole_kernel(const Kernel& rows) {
   };
   return k;
 }
+/// The same by clusters; none where a pass has no such kernel.
+template <class Cell, class T, bool kBackward>
+Kernel cluster_kernel(const Kernel& rows) {
+  Kernel k;
+  if constexpr (has_clusters<Cell, T, kBackward>) {
+    using P = RowPass<Cell, kBackward, T, true>;
+    k = rows;
+    k.function = reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward>);
+    k.name = "clusters";
+    k.needs_output = P::needs_output;
+    k.shared_bytes = [](int, int, int, int) { return ClusterPass<P>::staged_bytes; };
+    k.blocks = ClusterPass<P>::blocks;
+  }
+  return k;
+}
 template <class Cell, class T, bool kBackward, class... Case>
 void add_cases(PassKernels& k, CellCases<Case...>) {
   static_assert(sizeof...(Case) <= kMostCases && ((sizeof(Case) == sizeof(Cell)) && ...));
   int i = 0;
-  const auto add = [&](Kernel kernel, bool (*suits)(const void*)) {
-    kernel.suits = suits;
-    k.cases[i++] = kernel;
+  const auto add = [&](Kernel whole, const Kernel& clusters, bool (*suits)(const void*)) {
+    whole.suits = suits;
+    k.cases[i] = whole;
+    k.cluster_cases[i++] = clusters;
   };
-  (add(whole_kernel<Case, T, kBackward>(k.rows),
+  (add(whole_kernel<Case, T, kBackward>(k.rows), cluster_kernel<Case, T, kBackward>(k.rows),
        [](const void* cell) { return Case::suits(*static_cast<const Cell*>(cell)); }),
    ...);
 }
@@ -58,14 +74,8 @@ PassKernels pass_kernels() {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, BFloat16>) {
     add_cases<GivenCell, T, kBackward>(k, typename CasesOf<GivenCell>::Type{});
   }
-  if constexpr (has_clusters<Cell, T, kBackward>) {
-    k.clusters = {reinterpret_cast<const void*>(&run_clusters<Cell, T, kBackward>),
-                  "clusters",
-                  Rows::leaf,
-                  kWarps,
-                  Rows::vector_bytes,
-                  [](int, int, int, int) { return ClusterPass<Rows>::staged_bytes; },
-                  ClusterPass<Rows>::blocks};
+  if constexpr (std::is_same_v<Cell, ScanCell>) {  // those of cells are for cases alone
+    k.clusters = cluster_kernel<Cell, T, kBackward>(k.rows);
     if constexpr (has_narrow<T>) {
       k.narrow_whole = k.whole;
       k.narrow_whole.function =

@@ -33,6 +33,7 @@ struct PassKernels {
   Kernel whole;                          ///< rows of calls whose tiles are all whole
   Kernel cases[kMostCases];              ///< the same of what the cell names as its cases
   Kernel clusters;                       ///< the same by clusters of blocks; not every one has it
+  Kernel cluster_cases[kMostCases];      ///< nor these, of the same cases
   Kernel narrow_whole, narrow_clusters;  ///< both where a row is half a line; nor these
   Kernel columns;
   Kernel whole_columns;  ///< columns of calls whose tiles are all whole
@@ -50,7 +51,7 @@ struct CellKernels {
 /// The devices, a bit each, that were told how much shared memory a kernel may ask for.
 struct Prepared {
   std::atomic<std::uint64_t> variant[kMostVariants]{};  ///< by their order in variants.hpp
-  std::atomic<std::uint64_t> cases[kMostCases]{};
+  std::atomic<std::uint64_t> cases[kMostCases]{}, cluster_cases[kMostCases]{};
   std::atomic<std::uint64_t> no_clusters{0};  ///< devices that were asked and can't hold any
   /// Devices whose code is for an architecture with fast memory, and those where it isn't.
   std::atomic<std::uint64_t> fast_memory{0}, slow_memory{0};

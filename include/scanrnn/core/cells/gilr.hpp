@@ -39,6 +39,9 @@ struct Gilr : CellBase {
   static constexpr unsigned optional_inputs = vector_inputs;
   static constexpr unsigned state_inputs = gain_inputs;
   static constexpr bool state_is_output = true;
+  /// Of tanh, keeping it gained nothing where the gate is all that takes exponentials beside it.
+  static constexpr bool is_input_costly =
+      is_costly(kKnownActivation) && kKnownActivation != static_cast<int>(Activation::tanh);
 
   Gate gate = Gate::forget;
   Activation activation = Activation::tanh;

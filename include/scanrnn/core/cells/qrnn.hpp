@@ -40,6 +40,7 @@ struct Qrnn : CellBase {
   static constexpr unsigned optional_inputs = map_inputs & 1u << kInput;
   static constexpr unsigned opened_inputs = backward_inputs;
   static constexpr bool state_is_output = false;
+  static constexpr bool is_input_costly = is_costly(kKnownActivation);
 
   Activation activation = Activation::tanh;
   bool has_input_gate = false;
