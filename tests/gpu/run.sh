@@ -3,7 +3,9 @@
 #
 #   build      install this package, with CUDA for the GPU that is here, into the running Python
 #   test       pytest tests/gpu; more arguments in PYTEST_ARGS: "-m slow -k s06" runs those beyond 2^31
-#              elements (31 GiB of device memory), "-k m01" those for two devices (see test_gpu_two.py)
+#              elements (31 GiB of device memory), "-k m01" those for two devices (see test_gpu_two.py);
+#              with pytest-xdist "-n 26 --dist worksteal", and then OMP_NUM_THREADS=1 in the
+#              environment (32 cores: 93 s, without the variable more than 330)
 #   sanitize   memcheck, racecheck, initcheck and synccheck on a reduced suite
 #   bench      python tests/bench/gpu.py; more arguments in BENCH_ARGS
 #
