@@ -335,6 +335,44 @@ def section_eager(report: Report, options: Options) -> None:
     report(f"\nPeak memory that the call adds, in arrays of x's size: {peak:.3f}; results: 3")
 
 
+def section_packed(report: Report, options: Options) -> None:
+    """A very long sequence among short ones, packed, against as many steps of one sequence."""
+    import scanrnn.torch as srt
+    import torch
+
+    long, short, widths = (4096, 10, (8,)) if options.quick else (1 << 20, 1000, (64, 512))
+    draw = random.Random(0)
+    lengths = [draw.randrange(1, 2000) for _ in range(short)]
+    lengths.insert(short // 2, long)
+    ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
+    total = sum(lengths)
+    even = torch.linspace(0, total, short + 2, device=DEVICE, dtype=torch.float64).long()
+    report(
+        f"\nPacked sequences, whole calls from PyTorch, float32, ms: one of {long} steps among "
+        f"{short} of up to 2,000, {total} steps together\n"
+    )
+    table = Table(
+        report, "D", "call", "one sequence", "packed", "packed / one", f"{short + 1} equal ones"
+    )
+    for D in widths:
+        a, x = gates_and_values((1, total, D))
+        for call in ("forward", "forward + backward"):
+
+            def contender(offsets: Any, call: str = call, a: Any = a, x: Any = x) -> Contender:
+                def function(a: Any, x: Any) -> Any:
+                    return srt.scan(a, x, cu_seqlens=offsets)
+
+                return Contender(
+                    with_gradient(function, a, x) if "+" in call else lambda: function(a, x)
+                )
+
+            found = times(
+                {"one": contender(None), "packed": contender(ends), "even": contender(even)}
+            )
+            ratio = f"**{found['packed'] / found['one']:.2f}**"
+            table.row(D, call, ms(found["one"]), ms(found["packed"]), ratio, ms(found["even"]))
+
+
 def shortened(kernel: str) -> str:
     """A kernel's name without its arguments, and not longer than a table bears."""
     name = re.sub(r"\((?!anonymous).*", "", kernel.removeprefix("void "))

@@ -65,11 +65,12 @@ def test_cuda_benchmark_without_a_device():
 def test_cuda_benchmark(tmp_path):
     pytest.importorskip("torch")
     file = tmp_path / "results.md"
-    sections = ("eager", "overhead", "peers", "layers", "cells")
+    sections = ("eager", "packed", "overhead", "peers", "layers", "cells")
     done = run("gpu.py", *sections, "--quick", "--write", str(file))
     assert done.returncode == 0, done.stderr
     for row in (
         "| whole call |",
+        "| 8 | forward + backward |",
         "an empty registered operator",
         "| 2, 64, 32 |",
         "| 2, 64, 32 | rg_lru |",
