@@ -320,6 +320,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, true, kNarrow>::t
   constexpr int width = ClusterShared<P>::width, across = P::band_vectors;
   constexpr int kOwn = ClusterShared<P>::own;
   constexpr bool kForAll = ClusterShared<P>::for_all;
+  constexpr bool kAnew = kForAll || (kBackward && sizeof(T) == 8);  // else complex64 spills
   constexpr int kHalves = ClusterShared<P>::halves;
   constexpr bool kMeetsLate = ClusterShared<P>::meets_late;
   constexpr bool kMeetsEarly = ClusterShared<P>::meets_early;
@@ -374,7 +375,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, true, kNarrow>::t
   unsigned ticket = shared.ticket;
   const auto begin = [&] {
     const Tile next = whole_tile_of<kBackward>(g, ticket, rows, rank);
-    const int thread = thread_number<kForAll>();
+    const int thread = thread_number<kAnew>();
     stage(next, thread);
     if (thread % kWarp == 0) shared.tile[thread / kWarp] = next;
     __syncwarp();
@@ -382,7 +383,7 @@ __global__ void __launch_bounds__((RowPass<Cell, kBackward, T, true, kNarrow>::t
   if (ticket < tickets) begin();
   for (unsigned round = 0; ticket < tickets; ++round) {
     const unsigned half = round % 2, phase = round / 2;
-    const Team team(g, P::threads_log2, thread_number<kForAll>());
+    const Team team(g, P::threads_log2, thread_number<kAnew>());
     const int lane = team.thread % kWarp, warp = team.thread / kWarp;
     const int channel = kForAll ? team.thread : lane * kOwn;  // this thread's first one of the tile
     const bool has_channel = channel < width;
