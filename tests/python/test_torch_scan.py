@@ -752,6 +752,12 @@ def test_s08_wrong_types():
             scan(x[:1], x[:1], cu_seqlens=offsets)
 
 
+@pytest.mark.parametrize("reverse", [np.True_, 1])
+def test_flags_may_be_of_any_kind(reverse):
+    x = torch.rand(4, 5, 3)
+    assert torch.equal(scan(x, x, reverse=reverse), scan(x, x, reverse=True))
+
+
 @pytest.mark.parametrize("pieces", [1, 2, 50])
 def test_w01_state_carried_across_pieces(pieces):
     T = 1000

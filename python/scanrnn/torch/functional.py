@@ -129,7 +129,7 @@ def scan(
     plain = cu_seqlens is lengths is reset is None and padding_side == "right"
     if plain and axis == -2 and x.ndim == a.ndim == 3:
         # Most calls, and the operator's own layout.
-        h, final = _ops.plain_scan(a, x, h0, reverse, return_final)
+        h, final = _ops.plain_scan(a, x, h0, bool(reverse), return_final)
         return (h, final) if return_final else h
 
     layout = Layout(fn, "x", x, axis)
