@@ -613,6 +613,8 @@ class HGRN(Recurrent[Tensor]):
         self.activation = activation
         self._activation = activation_code(self._fn, activation)
         shape = (num_layers, self._directions * hidden_size)
+        # Asked of the parameter, it would be forgotten where a plain tensor takes its place.
+        self._learns_bounds = isinstance(lower_bounds, str)
         if lower_bounds is None:
             self.register_buffer("lower_bounds", None)
         elif isinstance(lower_bounds, str):
@@ -653,7 +655,7 @@ class HGRN(Recurrent[Tensor]):
 
     def bounds(self) -> Tensor | None:
         """The lower bounds of all layers, (num_layers, directions * D), or None."""
-        if not isinstance(self.lower_bounds, nn.Parameter):
+        if self.lower_bounds is None or not self._learns_bounds:
             return self.lower_bounds
         shares = self.lower_bounds.softmax(0)
         return shares.cumsum(0) - shares[0]
