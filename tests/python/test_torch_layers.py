@@ -3,6 +3,8 @@
 import copy
 import itertools
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import scanrnn.torch as srt
@@ -851,6 +853,29 @@ def test_reports_are_in_the_order_of_the_sequences(name):
     module(pack_sequence(x, enforce_sorted=False))
     for report in module.last_report:
         assert (report.status == "converged").tolist() == [False, True, False, True]
+
+
+@by_solved
+def test_m04_threads_do_not_meet_in_reports(name):
+    module = copy.deepcopy(SOLVED[name]).eval()
+    packs = [
+        pack_sequence([torch.randn(5 + i, 4) for i in range(n)], enforce_sorted=False)
+        for n in (1, 12, 3)
+    ]
+    with torch.no_grad():
+        wanted = [module(packed)[0].data for packed in packs]
+
+    def work(i):
+        with torch.no_grad():
+            return all(torch.equal(module(packs[i])[0].data, wanted[i]) for _ in range(100))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(packs)) as pool:
+            assert all(pool.map(work, range(len(packs))))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @by_solved

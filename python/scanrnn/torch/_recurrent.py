@@ -135,10 +135,6 @@ class Recurrent(nn.Module, Generic[StateT]):
         """Undo `_by_layer`."""
         return states[0] if len(states) == 1 else torch.cat([*states])
 
-    def _in_order(self, finals: list[Tensor], order: Tensor) -> list[Tensor]:
-        """What a call gave for each sequence, in the order in which the caller passed them."""
-        return [s.index_select(1, order) for s in finals]
-
     # ---- Tools for it ----------------------------------------------------------------------------
 
     def _build(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
@@ -317,7 +313,7 @@ class Recurrent(nn.Module, Generic[StateT]):
         x = input.data.index_select(0, order)
         y, finals = self._run(x, states, None, None, offsets, "right")
         if input.unsorted_indices is not None:
-            finals = self._in_order(finals, input.unsorted_indices)
+            finals = [s.index_select(1, input.unsorted_indices) for s in finals]
         packed = PackedSequence(
             y.index_select(0, back),
             input.batch_sizes,

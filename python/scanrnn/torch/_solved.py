@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scanrnn._array.options import solver_numbers
-from scanrnn._solve_report import SolveReport
+from scanrnn._solve_report import COLUMNS, SolveReport
 
 from . import _solve
 from ._arguments import Sequences, state_dtype
@@ -38,8 +38,8 @@ class Solved(Recurrent[StateT]):
         self.tolerance = tolerance
         self.max_passes = max_passes
         self.segment = segment
-        #: Of the last call, one a layer: (directions, N, columns).
-        self._reports: list[Tensor] = []
+        #: Of the last call: (layers * directions, N, columns), without N for one sequence.
+        self._report: Tensor | None = None
 
     @property
     def last_report(self) -> tuple[SolveReport, ...]:
@@ -48,16 +48,15 @@ class Solved(Recurrent[StateT]):
         Looking into one waits for the device. There are none before the first call, after calls
         under torch.func's transforms, and in an exported program.
         """
-        return tuple(SolveReport(report) for layer in self._reports for report in layer)
+        rows = () if self._report is None else self._report
+        return tuple(SolveReport(report.reshape(-1, COLUMNS)) for report in rows)
 
-    def _run(self, *args: Any) -> tuple[Tensor, list[Tensor]]:
+    def _whole(self, finals: Sequence[Tensor]) -> StateT:
+        *finals, report = finals
         if not _is_exporting():
-            self._reports = []
-        return super()._run(*args)
-
-    def _in_order(self, finals: list[Tensor], order: Tensor) -> list[Tensor]:
-        self._reports = [report.index_select(1, order) for report in self._reports]
-        return super()._in_order(finals, order)
+            transformed = torch._C._are_functorch_transforms_active()
+            self._report = None if transformed else report
+        return super()._whole(finals)
 
     def _solve(
         self,
@@ -72,6 +71,9 @@ class Solved(Recurrent[StateT]):
         bias: OptTensor = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A nonlinear cell on (B, T, ...) inputs in the operator's form: output, final states.
+
+        Behind the states comes the report, (directions, N, columns). It is a part of what a call
+        returns, up to `_whole`, since other threads may call the module at the same time.
 
         Args:
             kind: the cell's name in the core's table.
@@ -111,6 +113,4 @@ class Solved(Recurrent[StateT]):
             d,
             *solver_numbers(self._fn, self.tolerance, self.max_passes, self.segment),
         )
-        if not (_is_exporting() or torch._C._are_functorch_transforms_active()):
-            self._reports.append(report)
-        return y, tuple(finals)
+        return y, (*finals, report)

@@ -140,9 +140,9 @@ class SRU(Solved[Tensor]):
         else:
             super()._initialise(name, parameter)
 
-    def _run(self, *args: Any) -> tuple[Tensor, list[Tensor]]:
+    def _whole(self, finals: Sequence[Tensor]) -> Tensor:
         # A linear recurrence has no reports.
-        return super()._run(*args) if self.recurrent else Recurrent._run(self, *args)
+        return super()._whole(finals) if self.recurrent else Recurrent._whole(self, finals)
 
     def projects_highway(self, features: int) -> bool:
         """Whether x' is a learned projection, in a layer with that many input features.
