@@ -31,7 +31,7 @@ from scanrnn.torch._relax.forward import Call
 from scanrnn.torch._relax.kernel import Kernel
 from scanrnn.torch._relax.rows import Layout
 from torch import nn
-from torch.autograd import gradcheck
+from torch.autograd import forward_ad, gradcheck
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -862,6 +862,30 @@ def test_from_torch_shares_the_weights():
         srt.RNN.from_torch(nn.Linear(1, 1))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@by_kind
+def test_weights_in_the_place_of_parameters(kind, recompute):
+    """Parametrised ones, and functional_call's, which are new ones at every call."""
+    cls, options = KINDS[kind]
+    reference = network(cls, **options)
+    module = ours(reference, width=32, burn_in=16, recompute=recompute)
+    x = sequences(reference, 200, 2)
+    module(x)
+    others = {name: 1.5 * p.detach() for name, p in reference.named_parameters()}
+    got = parts(torch.func.functional_call(module, others, (x,)))
+    want = parts(torch.func.functional_call(reference, others, (x,)))
+    assert module.last_report.chunks > 1
+    for a, b in zip(got, want, strict=True):
+        assert distance(a, b) <= 1e-11
+
+    for layer in (reference, module):
+        nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
+        with torch.no_grad():
+            layer.parametrizations.weight_hh_l0.original0.mul_(1.5)
+    want = outcome(reference, x, inputs=(x,))
+    assert_same(outcome(module, x, inputs=(x,)), want, *TOLERANCE[torch.float64])
+
+
 def test_s08_errors_name_argument_given_and_expected():
     module = srt.LSTM(13, 4, num_layers=2, bidirectional=True)
     gru = srt.GRU(13, 4)
@@ -894,6 +918,12 @@ def test_s08_errors_name_argument_given_and_expected():
     for name in ("passes", "width", "burn_in"):
         with pytest.raises(ValueError, match=f"RNN: {name} is 0, expected at least 1"):
             srt.RNN(2, 2, **{name: 0})
+        with pytest.raises(TypeError, match=f"RNN: {name} is 1.5, expected a whole number"):
+            srt.RNN(2, 2, **{name: 1.5})
+    with pytest.raises(TypeError, match="LSTM: tol is '1e-6', expected a number"):
+        srt.LSTM(2, 2, tol="1e-6")
+    with pytest.raises(TypeError, match="LSTM: parallel is 'yes', expected None, True or False"):
+        srt.LSTM(2, 2, parallel="yes")
 
 
 @pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
@@ -1040,6 +1070,28 @@ def test_autocast_and_torch_func_take_the_frameworks_kernel():
     assert module.last_report.status == "serial"
     got = torch.func.grad(lambda x: module(x)[0].sum())(x)
     assert distance(got, torch.func.grad(lambda x: reference(x)[0].sum())(x)) == 0
+    reference = network("GRU", dtype=torch.float32)
+    module = ours(reference)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        got, want = (forward_ad.unpack_dual(m(dual)[0]) for m in (module, reference))
+    assert torch.equal(got.tangent, want.tangent)
+
+
+def test_autocast_and_torch_func_leave_the_next_call_as_it_was():
+    """What a layer remembers of calls that the framework's kernel ran is not true of all calls."""
+    x = torch.randn(20_000, 1, 8)
+    with torch.no_grad():
+        module = srt.LSTM(8, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            module(x)
+        assert module.last_report.status == "serial"
+        module(x)
+    assert module.last_report.status == "converged"
+    torch.func.grad(lambda x: module(x)[0].sum())(x)
+    assert module.last_report.status == "serial"
+    module(x)
+    assert module.last_report.status == "converged"
 
 
 def test_g05_memory_saved_is_the_input_and_the_starts():

@@ -15,8 +15,10 @@ from torch import _VF, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
+from scanrnn._array.options import real_number, whole_number
+
 from ._arguments import require_tensor
-from ._ops import name_of
+from ._ops import in_forward_mode, name_of
 from ._relax import costs, plan
 from ._relax.adjoint import Relax
 from ._relax.forward import Call
@@ -36,6 +38,11 @@ _LONGEST = 32768  # steps of a call where there are more
 def _autocasts(x: Tensor) -> bool:
     # Tensors without data are on a device that PyTorch's question does not know.
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def _transforms(x: Tensor) -> bool:
+    """Whether the framework does something with this call that chunks have no rules for."""
+    return _autocasts(x) or torch._C._are_functorch_transforms_active() or in_forward_mode()
 
 
 class _Parallel(nn.RNNBase):
@@ -77,10 +84,12 @@ class _Parallel(nn.RNNBase):
     ) -> None:
         super().__init__(*args, **kwargs)
         name = type(self).__name__
-        if tol is not None and not tol > 0:
+        if not (parallel is None or isinstance(parallel, bool)):
+            raise TypeError(f"{name}: parallel is {parallel!r}, expected None, True or False")
+        if tol is not None and not real_number(name, "tol", tol) > 0:
             raise ValueError(f"{name}: tol is {tol}, expected a positive number")
         for key, value in (("passes", passes), ("width", width), ("burn_in", burn_in)):
-            if value is not None and value < 1:
+            if value is not None and whole_number(name, key, value) < 1:
                 raise ValueError(f"{name}: {key} is {value}, expected at least 1")
         self.parallel = parallel
         self.tol = tol
@@ -177,6 +186,7 @@ class _Parallel(nn.RNNBase):
         return self._run(input, hx, return_report)
 
     def _run(self, input: Tensor | PackedSequence, hx: Any, return_report: bool) -> tuple[Any, ...]:
+        self._update_flat_weights()  # parametrised ones, or others in their place
         packed = isinstance(input, PackedSequence)
         batch_sizes = order = back = None
         if isinstance(input, PackedSequence):
@@ -196,7 +206,7 @@ class _Parallel(nn.RNNBase):
         if case is not None:
             report = case
             y, final = self._framework(x, state, batch_sizes)
-            if isinstance(input, Tensor) and not report.pause:
+            if isinstance(input, Tensor) and not (report.pause or _transforms(x)):
                 grad = torch.is_grad_enabled()
                 key = (input.shape, input.dtype, input.device, grad, self.parallel)
                 self._serial_cases[key] = report
@@ -319,8 +329,7 @@ class _Parallel(nn.RNNBase):
             self.parallel is False
             or x.numel() == 0
             or x.is_meta
-            or _autocasts(x)
-            or torch._C._are_functorch_transforms_active()
+            or _transforms(x)
             or x.dtype not in costs.TOLERANCE
         ):
             return Report(depth=steps)
@@ -764,7 +773,7 @@ class LSTM(_Parallel, nn.LSTM):
     bits that the framework's kernel gives them, which depend on the batch.
 
     Differences to torch.nn.LSTM: dropout between layers draws other masks on a GPU where layers run
-    one by one. Under autocast and torch.func the framework's kernel runs.
+    one by one. Under autocast, torch.func and forward mode the framework's kernel runs.
 
     Args:
         args: input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0,
