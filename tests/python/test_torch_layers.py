@@ -702,6 +702,37 @@ def test_s08_wrong_constructions():
     ]:
         with pytest.raises(ValueError, match=f"{cls.__name__}: {message}"):
             cls(4, 6, **keywords)
+    for cls, name in [
+        (srt.GILR, "dropout"),
+        (srt.QRNN, "zoneout"),
+        (srt.SRU, "highway_scale"),
+        (srt.RGLRU, "c"),
+        (srt.HGRN, "norm_eps"),
+        (srt.LRU, "r_min"),
+        (srt.LRU, "max_phase"),
+        (srt.S5, "dt_max"),
+    ]:
+        with pytest.raises(TypeError, match=f"{cls.__name__}: {name} is '0.1', expected a number"):
+            cls(4, 6, **{name: "0.1"})
+    with pytest.raises(TypeError, match=r"RGLRU: num_heads is 2.0, expected a whole number"):
+        srt.RGLRU(4, 6, num_heads=2.0)
+
+
+def test_m02_mixed_devices():
+    for cls in CLASSES:
+        module, x = cls(4, 6), torch.randn(5, 2, 4)
+        for run_, input in ((module, x), (module.step, x[0])):
+            with pytest.raises(
+                ValueError, match=f"{cls.__name__}: input is on device meta, expected cpu"
+            ):
+                run_(input.to("meta"))
+        good = parts_of(state_of(module, 2, dtype=torch.float32, requires_grad=False))
+        for i, name in enumerate(module._states):
+            parts = [part.to("meta") if i == j else part for j, part in enumerate(good)]
+            with pytest.raises(
+                ValueError, match=f"{cls.__name__}: {name} is on device meta, expected cpu"
+            ):
+                module(x, parts[0] if len(parts) == 1 else tuple(parts))
 
 
 @by_causal_kind

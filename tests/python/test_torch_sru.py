@@ -577,7 +577,7 @@ def test_g10_checkpointing(reentrant):
 def test_m02_meta_and_mixed_devices():
     y, h_n = SRU(4, 3, device="meta")(torch.randn(5, 2, 4, device="meta"))
     assert (y.device.type, y.shape, h_n.shape) == ("meta", (5, 2, 3), (1, 2, 3))
-    with pytest.raises(ValueError, match="sru: c0 is on device meta, expected cpu"):
+    with pytest.raises(ValueError, match="SRU: hx is on device meta, expected cpu"):
         SRU(4, 3)(torch.randn(5, 2, 4), torch.zeros(1, 2, 3, device="meta"))
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
 from scanrnn._array.layout import PaddingSide
-from scanrnn._array.options import check_padding_side, whole_number
+from scanrnn._array.options import check_padding_side, real_number, whole_number
 
 from . import _cells
 from ._arguments import (
@@ -26,7 +26,7 @@ from ._arguments import (
     to_device_of,
     without_padding,
 )
-from ._ops import OptTensor, check_shape, name_of
+from ._ops import OptTensor, check_devices, check_shape, name_of
 
 #: A tensor, or a tuple of them for a layer with several parts of the state.
 StateT = TypeVar("StateT")
@@ -147,7 +147,7 @@ class Recurrent(nn.Module, Generic[StateT]):
         self.reset_parameters()
 
     def _require_probability(self, name: str, value: float) -> None:
-        if not 0 <= value <= 1:
+        if not 0 <= real_number(self._fn, name, value) <= 1:
             raise ValueError(f"{self._fn}: {name} is {value}, expected a probability")
 
     def _require_one_of(self, name: str, value: object, allowed: Sequence[object]) -> None:
@@ -290,7 +290,7 @@ class Recurrent(nn.Module, Generic[StateT]):
             sequence's last step, in hx's shape.
 
         Raises:
-            ValueError: a shape, length, offset or option is wrong.
+            ValueError: a shape, length, offset, option or device is wrong.
             TypeError: a dtype is wrong.
         """
         fn, states = self._fn, self._parts(hx)
@@ -396,7 +396,13 @@ class Recurrent(nn.Module, Generic[StateT]):
             raise ValueError(
                 f"{fn}: input has shape {tuple(input.shape)}, expected {self.input_size} features"
             )
-        dtype = getattr(self, self._first).dtype
+        weight: Tensor = getattr(self, self._first)
+        if input.device != weight.device:
+            raise ValueError(
+                f"{fn}: input is on device {input.device}, expected {weight.device} (the device of "
+                "the weights)"
+            )
+        dtype = weight.dtype
         if input.dtype != dtype and not autocast_applies(input):
             raise TypeError(
                 f"{fn}: input has dtype {name_of(input.dtype)}, expected {name_of(dtype)} "
@@ -429,6 +435,7 @@ class Recurrent(nn.Module, Generic[StateT]):
         shares: Sequence[tuple[OptTensor, ...]] = [(None,) * len(states)] * self.num_layers
         if states[0] is not None:  # then there are all
             self._check_states(states, () if without_batch else (N,))
+            check_devices(fn, input=input, **dict(zip(self._states, states, strict=True)))
             by_part = [
                 self._by_layer(i, s.unsqueeze(1) if without_batch else s)
                 for i, s in enumerate(states)

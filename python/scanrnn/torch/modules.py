@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from scanrnn import _docs
-from scanrnn._array.options import whole_number
+from scanrnn._array.options import real_number, whole_number
 from scanrnn.cells import Activation, SruActivation
 
 from ._arguments import Sequences, activation_code, state_dtype, without_padding
@@ -118,7 +118,7 @@ class SRU(Solved[Tensor]):
         self._require_one_of("highway", highway, ("auto", "projection", "none"))
         self.activation = activation
         self.highway = highway
-        self.highway_scale = float(highway_scale)
+        self.highway_scale = real_number(self._fn, "highway_scale", highway_scale)
         self._activation = activation_code(self._fn, activation, SruActivation)
         self.recurrent = recurrent
         self._solve_by(tolerance, max_passes, segment)
@@ -478,11 +478,11 @@ class RGLRU(Recurrent[Tensor]):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             variational=variational,
         )  # fmt: skip
-        if num_heads < 1 or hidden_size % num_heads:
+        if whole_number(self._fn, "num_heads", num_heads) < 1 or hidden_size % num_heads:
             raise ValueError(
                 f"{self._fn}: num_heads is {num_heads}, expected a divisor of {hidden_size}"
             )
-        if c <= 0:
+        if not real_number(self._fn, "c", c) > 0:
             raise ValueError(f"{self._fn}: c is {c}, expected a positive number")
         self.num_heads = num_heads
         self.c = float(c)
@@ -609,7 +609,7 @@ class HGRN(Recurrent[Tensor]):
             proj_size=proj_size, variational=variational,
         )  # fmt: skip
         self.output_gate = output_gate
-        self.norm_eps = norm_eps
+        self.norm_eps = real_number(self._fn, "norm_eps", norm_eps)
         self.activation = activation
         self._activation = activation_code(self._fn, activation)
         shape = (num_layers, self._directions * hidden_size)
@@ -911,6 +911,9 @@ class LRU(_Diagonal):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, dtype,
             state_size, variational,
         )  # fmt: skip
+        self.r_min = real_number(self._fn, "r_min", r_min)
+        self.r_max = real_number(self._fn, "r_max", r_max)
+        self.max_phase = real_number(self._fn, "max_phase", max_phase)
         if not 0 <= r_min <= r_max <= 1:
             raise ValueError(
                 f"{self._fn}: r_min and r_max are {r_min} and {r_max}, "
@@ -918,9 +921,6 @@ class LRU(_Diagonal):
             )
         if not 0 < max_phase <= 2 * math.pi:
             raise ValueError(f"{self._fn}: max_phase is {max_phase}, expected up to 2 pi, above 0")
-        self.r_min = float(r_min)
-        self.r_max = float(r_max)
-        self.max_phase = float(max_phase)
         self._build(device, dtype)
 
     def _rates(self) -> dict[str, tuple[int, ...]]:
@@ -1004,13 +1004,13 @@ class S5(_Diagonal):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, dtype,
             state_size, variational,
         )  # fmt: skip
+        self.dt_min = real_number(self._fn, "dt_min", dt_min)
+        self.dt_max = real_number(self._fn, "dt_max", dt_max)
         if not 0 < dt_min <= dt_max:
             raise ValueError(
                 f"{self._fn}: dt_min and dt_max are {dt_min} and {dt_max}, "
                 "expected 0 < dt_min <= dt_max"
             )
-        self.dt_min = float(dt_min)
-        self.dt_max = float(dt_max)
         self._build(device, dtype)
 
     def _rates(self) -> dict[str, tuple[int, ...]]:
