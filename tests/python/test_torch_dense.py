@@ -860,6 +860,9 @@ def test_from_torch_shares_the_weights():
         srt.LSTM.from_torch(reference)
     with pytest.raises(TypeError, match=r"module is a Linear, expected a torch.nn.RNN"):
         srt.RNN.from_torch(nn.Linear(1, 1))
+    nn.utils.parametrizations.weight_norm(reference, "weight_hh_l1")
+    with pytest.raises(TypeError, match=r"weight_hh_l1 of module is a Tensor, expected a torch.nn"):
+        srt.GRU.from_torch(reference)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -111,7 +111,7 @@ class _Parallel(nn.RNNBase):
             options: parallel, tol, passes, width, burn_in, recompute.
 
         Raises:
-            TypeError: module is not torch.nn's layer of that name.
+            TypeError: module is not torch.nn's layer of that name, or its weights are parametrised.
         """
         if not isinstance(module, nn.RNNBase) or not cls._accepts(module):
             raise TypeError(
@@ -131,7 +131,14 @@ class _Parallel(nn.RNNBase):
             **options,
         )
         for name in module._flat_weights_names:
-            setattr(new, name, getattr(module, name))
+            weight = getattr(module, name)
+            if not isinstance(weight, nn.Parameter):
+                raise TypeError(
+                    f"{cls.__name__}.from_torch: {name} of module is a {type(weight).__name__}, "
+                    "expected a torch.nn.Parameter: parametrise the new layer"
+                )
+            setattr(new, name, weight)
+        new._init_flat_weights()  # or the first call would
         return new.train(module.training)
 
     @classmethod
