@@ -243,3 +243,19 @@ def test_values_of_other_libraries(rng):
 def test_weights_that_do_not_fit(text, load):
     with pytest.raises(ValueError, match=text):
         load()
+
+
+def test_bfloat16_of_pytorch():
+    """As RecurrentGemma's checkpoints come."""
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(3, 8, bias=False, dtype=torch.bfloat16)
+    state = {"to_hidden_and_gate.weight": layer.state_dict()["weight"]}
+    params, _ = weights.min_gru_params(state, 3, 4)
+    assert params["weight"].dtype == jnp.bfloat16
+    want = layer.weight.detach().float().numpy()
+    np.testing.assert_array_equal(params["weight"][:, 1].astype("float32"), want[:4].T)
+
+
+def test_without_a_state_dict():
+    with pytest.raises(TypeError, match="min_gru_params: state_dict is a NoneType, expected a map"):
+        weights.min_gru_params(None, 3, 4)

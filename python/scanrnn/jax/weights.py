@@ -1,8 +1,9 @@
 """Weights from other packages, as parameters of the layers here.
 
 Each function takes a state dict, whose values may be anything that NumPy takes (PyTorch's tensors,
-what `safetensors.numpy.load_file` gives), and returns new arrays, or raises. The docstrings say
-where the package keeps what, how to call the layer, and where the package computes something else.
+also of bfloat16, what `safetensors.numpy.load_file` gives), and returns new arrays, or raises. The
+docstrings say where the package keeps what, how to call the layer, and where the package computes
+something else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .._array import type_name
 from .._weights import (
     Source,
     fla_hgrn,
@@ -36,8 +38,19 @@ __all__ = [
 Values: TypeAlias = np.ndarray[Any, Any]
 
 
-def _source(fn: str, state_dict: Mapping[str, Any]) -> Source:
-    return Source(fn, state_dict, "layers", np.asarray)
+def _numpy(value: Any) -> Values:
+    """NumPy does not take PyTorch's bfloat16, JAX does."""
+    try:
+        return np.asarray(value)
+    except TypeError:
+        return np.asarray(jnp.from_dlpack(value))
+
+
+def _source(fn: str, state_dict: object) -> Source:
+    if not isinstance(state_dict, Mapping):
+        kind = type_name(state_dict)
+        raise TypeError(f"{fn}: state_dict is a {kind}, expected a mapping from names to arrays")
+    return Source(fn, state_dict, "layers", _numpy)
 
 
 def _matrices(parts: list[Values]) -> Array:
