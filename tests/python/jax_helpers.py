@@ -162,3 +162,9 @@ def mesh():
     if len(jax.devices()) < 2:
         pytest.skip("needs two devices: --xla_force_host_platform_device_count=2 in XLA_FLAGS")
     return Mesh(jax.devices()[:2], ("data",))
+
+
+@pytest.fixture
+def explicit_mesh(mesh):
+    """With shardings in the types of arrays."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(jax.sharding.AxisType.Explicit,))

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import reference
 import scanrnn
 import scanrnn.jax as srj
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 from jax_helpers import (
     LARGE,
     SMALL,
     assert_close,
     batched,
+    explicit_mesh,  # noqa: F401
     gates,
     kernels,
     mesh,  # noqa: F401
@@ -792,9 +793,28 @@ def test_w07_shard_map_over_channels(rng, mesh):
 
 def test_w07_sharded_arguments_under_jit(rng, mesh):
     a, x = gates(rng, 4, 7, 3), values(rng, 4, 7, 3)
-    sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
     h = jax.jit(srj.scan)(*(jax.device_put(v, sharding) for v in (a, x)))
     assert_close(h, srj.scan(a, x), 0)
+
+
+def test_w07_explicit_sharding(rng, explicit_mesh):
+    """What `jax.make_mesh` makes: gradients are sharded as their arguments are."""
+    mesh, spec = explicit_mesh, PartitionSpec("data")
+    arrays = gates(rng, 4, 7, 3), values(rng, 4, 7, 3), values(rng, 4, 3)
+    lengths = np.array([7, 0, 3, 6])
+
+    def loss(a, x, h0, n):
+        h, final = srj.scan(a, x, h0, lengths=n, return_final=True)
+        return jnp.sum(jnp.sin(h)) + jnp.sum(final**2)
+
+    sharded = [jax.device_put(v, NamedSharding(mesh, spec)) for v in (*arrays, lengths)]
+    run = jax.value_and_grad(loss, (0, 1, 2))
+    with jax.set_mesh(mesh):
+        value, grads = jax.jit(run)(*sharded)
+    assert_close((value, grads), run(*arrays, lengths))
+    for grad in grads:
+        assert grad.sharding.is_equivalent_to(sharded[0].sharding, grad.ndim)
 
 
 # ---- Errors --------------------------------------------------------------------------------------
@@ -888,6 +908,13 @@ def test_s08_errors(error, text, arguments, options):
     if isinstance(arguments[1], np.ndarray):
         with pytest.raises(error, match=text):
             jax.jit(lambda *v: srj.scan(*v, **options))(*arguments)
+
+
+def test_d01_dtypes_that_jax_does_not_compute_with():
+    with pytest.raises(TypeError, match=r"scan: x is a numpy\.ndarray of dtype >f8, expected an"):
+        srj.scan(X, X.astype(">f8"))
+    with pytest.raises(TypeError, match=r"scan: a has dtype key<\w+>, expected numbers"):
+        srj.scan(jax.random.key(0), X)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from .._array import type_name
 from .._array.options import check_sequence_options, listed, time_axis
@@ -53,17 +54,37 @@ def check_params(fn: str, params: object, names: Sequence[str]) -> None:
 
 
 def as_array(fn: str, name: str, value: Any) -> Array:
-    """An argument as a JAX array.
+    """An argument as a JAX array. On a mesh with explicit axes it is gathered.
 
     Raises:
         TypeError: JAX does not take it for one.
     """
     try:
-        return jnp.asarray(value)
+        array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
+        given = type_name(value)
+        if isinstance(value, np.ndarray):
+            given += f" of dtype {value.dtype}"
         raise TypeError(
-            f"{fn}: {name} is a {type_name(value)}, expected an array that JAX takes ({error})"
+            f"{fn}: {name} is a {given}, expected an array that JAX takes ({error})"
         ) from error
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        raise TypeError(f"{fn}: {name} has dtype {array.dtype}, expected numbers")
+    # There its sharding is part of an array's type, and of its gradient's. Gathered in a step of
+    # its own, it gets the gradient back from JAX as it was.
+    sharding: Any = jax.typeof(array).sharding
+    if any(sharding.spec):
+        whole = sharding.update(spec=PartitionSpec())  # type: ignore[no-untyped-call]
+        array = jax.reshard(array, whole)  # type: ignore[no-untyped-call]
+    return array
+
+
+def as_step(fn: str, name: str, value: Any) -> Array:
+    """An argument of one step as a JAX array; ValueError if it has no channel axis."""
+    array = as_array(fn, name, value)
+    if array.ndim == 0:
+        raise ValueError(f"{fn}: {name} has shape (), expected at least a channel axis")
+    return array
 
 
 def expect_dtype(fn: str, name: str, array: Array, expected: Sequence[DType]) -> None:

@@ -22,6 +22,7 @@ from ._call import (
     REAL_DTYPES,
     Call,
     as_array,
+    as_step,
     check_call,
     check_main,
     check_state,
@@ -255,11 +256,9 @@ def one_step(fn: str, specs: Specs, arguments: Mapping[str, Any]) -> dict[str, A
 
     def sequence(argument: str, value: Any) -> Array:
         nonlocal shape
-        array = as_array(fn, argument, value)
+        array = as_step(fn, argument, value)
         if shape is None:
             shape = array.shape
-        if array.ndim == 0:
-            raise ValueError(f"{fn}: {argument} has shape (), expected at least a channel axis")
         expect_shape(fn, argument, array, shape)
         return array[..., None, :]
 

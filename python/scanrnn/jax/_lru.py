@@ -18,6 +18,7 @@ from ._call import (
     Call,
     DType,
     as_array,
+    as_step,
     check_call,
     check_main,
     check_state,
@@ -123,10 +124,8 @@ def lru_step(
 ) -> tuple[Array, Array]:
     """One step of `lru`, for decoding: what a sequence of one step gives."""
     fn = "lru_step"
-    array = as_array(fn, "u", u)
-    if array.ndim == 0:
-        raise ValueError(f"{fn}: u has shape (), expected at least a channel axis")
-    out, final = run_lru(fn, array[..., None, :], nu, theta, gamma, ("h", h))
+    steps = as_step(fn, "u", u)[..., None, :]
+    out, final = run_lru(fn, steps, nu, theta, gamma, ("h", h))
     return out[..., 0, :], final
 
 
@@ -199,6 +198,6 @@ def _run(
     batch, time, _ = call.size
     steps = Steps(call.options, call.index(index), call.reset(reset), batch, time)
     # Whatever is in the padding stays there, also in gamma's gradient.
-    x = scale * jnp.where(steps.valid(), call.whole(u), 0)
+    x = scale.astype(call.dtype)[None, None] * jnp.where(steps.valid(), call.whole(u), 0)
     h, final = SCAN((gate[None, None], x, call.state(h0)), steps.index, steps.reset, call.options)
     return call.unwhole(h), call.unstate(final)

@@ -180,7 +180,8 @@ def scan(
 
     `scanrnn.scan` as a JAX function: it can be compiled, differentiated any number of times in
     either mode, batched with `jax.vmap` and sharded over batch or channels with `jax.shard_map`
-    (under `jax.jit` alone a sharded array is gathered first). Gradients with respect to a, x and h0
+    (under `jax.jit` alone a sharded array is gathered first, and on a mesh with explicit axes the
+    result is not sharded). Gradients with respect to a, x and h0
     flow from h and from the final states; complex gradients follow JAX's convention. Reverse mode
     keeps a, h and h0, and is one more scan. Compile time does not depend on any size.
 
