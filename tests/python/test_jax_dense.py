@@ -1,8 +1,9 @@
 """`scanrnn.jax`'s lstm, gru and rnn against the serial recurrence and against torch.nn."""
 
-# ruff: noqa: E402
+# ruff: noqa: E402, F811
 import itertools
 import os
+import re
 from functools import partial
 
 import numpy as np
@@ -12,8 +13,9 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp
 import scanrnn.jax as srj
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.test_util import check_grads
-from jax_helpers import x64  # noqa: F401
+from jax_helpers import assert_close, explicit_mesh, mesh, x64  # noqa: F401
 from scanrnn.jax import _dense
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -289,6 +291,21 @@ def test_vmap_and_batches_of_any_rank(rng):
         ) < 1e-9  # fmt: skip
 
 
+def test_w07_explicit_sharding(rng, explicit_mesh):
+    params, x = parameters(rng, "gru"), jnp.asarray(rng.normal(size=(4, 200, 5)))
+    grad = jax.grad(lambda params, x: jnp.sum(jnp.sin(srj.gru(params, x)[0])), (0, 1))
+    spread = jax.device_put(x, NamedSharding(explicit_mesh, PartitionSpec("data")))
+    with jax.set_mesh(explicit_mesh):
+        got = jax.jit(grad)(params, spread)
+    assert_close(got, grad(params, x))
+
+
+def test_w07_strict_promotion(rng):
+    params, x = parameters(rng, "lstm"), jnp.asarray(rng.normal(size=(2, 200, 5)))
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jax.grad(lambda params: jnp.sum(srj.lstm(params, x)[0]))(params)
+
+
 def test_n10_nan_stays_in_its_row(rng):
     params = parameters(rng, "gru")
     x = rng.normal(size=(3, 400, 5))
@@ -304,12 +321,25 @@ def test_n10_nan_stays_in_its_row(rng):
 def test_s08_errors(rng):
     params = parameters(rng, "lstm")
     x = jnp.zeros((2, 100, 5))
-    with pytest.raises(ValueError, match=r"lstm: x has shape \(5,\), expected \(..., T, input_siz"):
-        srj.lstm(params, x[0, 0])
-    with pytest.raises(ValueError, match=r"lstm: weight_ih has shape \(24, 5\), expected \(24, 4"):
-        srj.lstm(params, x[..., :4])
-    with pytest.raises(TypeError, match="lstm: weight_ih has dtype float64, expected float32"):
-        srj.lstm(params, x.astype("float32"))
+    for wrong in (x[0, 0], x[..., :4]):
+        with pytest.raises(ValueError, match=r"lstm: x has shape .*, expected \(..., T, 5\)"):
+            srj.lstm(params, wrong)
+    for dtype in ("float32", "int32"):
+        with pytest.raises(TypeError, match=f"lstm: x has dtype {dtype}, expected float64"):
+            srj.lstm(params, x.astype(dtype))
+    for name, shape, expected in (
+        ("weight_ih", (24,), "two axes"),
+        ("weight_hh", (24,), "two axes"),
+        ("weight_ih", (22, 5), r"\(24, 5\)"),
+        ("weight_hh", (20, 6), r"\(24, 6\)"),
+        ("bias_hh", (6,), r"\(24,\)"),
+    ):
+        text = rf"lstm: {name} has shape {re.escape(str(shape))}, expected {expected}"
+        with pytest.raises(ValueError, match=text):
+            srj.lstm(params | {name: jnp.zeros(shape)}, x)
+    whole = {name: jnp.zeros(v.shape, int) for name, v in params.items()}
+    with pytest.raises(TypeError, match="lstm: weight_ih has dtype int64, expected float64, float"):
+        srj.lstm(whole, x)
     with pytest.raises(ValueError, match=r"lstm: state has shape \(2, 5\), expected \(2, 6\)"):
         srj.lstm(params, x, (jnp.zeros((2, 6)), jnp.zeros((2, 5))))
     with pytest.raises(ValueError, match="lstm: state has 1 parts, expected 2"):
@@ -325,6 +355,9 @@ def test_s08_errors(rng):
             srj.gru(parameters(rng, "gru"), x, **{name: 2.5})
     with pytest.raises(TypeError, match="lstm: tol is 'a', expected a number"):
         srj.lstm(params, x, tol="a")
+    for tol in (0, -1e-6, float("nan")):
+        with pytest.raises(ValueError, match=f"lstm: tol is {tol}, expected a positive number"):
+            srj.lstm(params, x, tol=tol)
     with pytest.raises(TypeError, match="lstm: params is a NoneType, expected a mapping"):
         srj.lstm(None, x)
     with pytest.raises(ValueError, match="rnn: nonlinearity is 'exp', expected 'tanh' or 'relu'"):

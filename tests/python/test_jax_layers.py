@@ -1,6 +1,6 @@
 """The layers of `scanrnn.jax`: values by hand, pieces, padding, first values; and they learn."""
 
-# ruff: noqa: E402
+# ruff: noqa: E402, F811
 import itertools
 from functools import partial
 
@@ -12,8 +12,17 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 import reference
 import scanrnn.jax as srj
+from jax.sharding import NamedSharding, PartitionSpec
 from jax_cells import CASES, loop
-from jax_helpers import SMALL, assert_close, sizes, values, x64  # noqa: F401
+from jax_helpers import (
+    SMALL,
+    assert_close,
+    explicit_mesh,  # noqa: F401
+    mesh,  # noqa: F401
+    sizes,
+    values,
+    x64,  # noqa: F401
+)
 from jax_nonlinear import NONLINEAR
 from jax_nonlinear import loop as nonlinear_loop
 
@@ -416,6 +425,29 @@ def test_layers_learn(name):
     assert last < min(first, jnp.var(target)) / 1.5
 
 
+@every_layer
+def test_w07_strict_promotion(rng, name):
+    params, run = layer(name, dtype=jnp.float32)
+    x, lengths = values(rng, 2, 6, 3, dtype="float32"), np.array([6, 4], np.int32)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jax.grad(lambda p: jnp.sum(run(p, x, lengths=lengths)[0]))(params)
+
+
+@pytest.mark.parametrize("name", ["qrnn-ifo-2", "lru-wider", "sru-recurrent"])
+def test_w07_explicit_sharding(rng, explicit_mesh, name):
+    params, run = layer(name)
+    x = values(rng, 4, 6, 3)
+
+    def loss(params, x):
+        return jnp.sum(jnp.sin(run(params, x)[0]))
+
+    grad = jax.grad(loss, (0, 1))
+    spread = jax.device_put(x, NamedSharding(explicit_mesh, PartitionSpec("data")))
+    with jax.set_mesh(explicit_mesh):
+        got = jax.jit(grad)(params, spread)
+    assert_close(got, grad(params, x))
+
+
 # ---- Errors --------------------------------------------------------------------------------------
 
 
@@ -426,6 +458,8 @@ def test_s08_errors(name):
     make = f"{fn.removesuffix('_layer')}_init"
     with pytest.raises(ValueError, match=f"{make}: hidden_size is 0, expected at least 1"):
         init(jax.random.key(0), 3, 0)
+    with pytest.raises(TypeError, match=f"{make}: hidden_size is 4.0, expected a whole number"):
+        init(jax.random.key(0), 3, 4.0)
     params = init(jax.random.key(0), 3, 4)
 
     def expect(error, text, x, *states, **options):
@@ -456,6 +490,26 @@ def test_s08_errors(name):
         narrow = {n: v.astype("bfloat16") for n, v in params.items()}
         with pytest.raises(TypeError, match=f"^{fn}: x has dtype bfloat16, expected float32 or"):
             run(narrow, x.astype(jnp.bfloat16))
+
+
+@every_layer
+def test_s08_errors_in_parameters(name):
+    """Also a shape that would broadcast, and parts that would be left over."""
+    params, run = layer(name, dtype=jnp.float32)
+    fn = getattr(run, "func", run).__name__
+    x = np.zeros((2, 5, 3), "f")
+    main = "B" if LAYERS[name][2] == "lru" else "weight"
+    for shape in (params[main].shape[-2:], (*params[main].shape[:-2], 9, 5)):
+        with pytest.raises(
+            ValueError, match=rf"^{fn}: {main} has shape .*, expected \(.*input_size"
+        ):
+            run({**params, main: np.zeros(shape, "f")}, x)
+    for other in params.keys() - {main}:
+        value = params[other]
+        with pytest.raises(ValueError, match=rf"^{fn}: \w+ has shape .*, expected \("):
+            run({**params, other: value[..., :1]}, x)
+        with pytest.raises(TypeError, match=rf"^{fn}: \w+ has dtype float16, expected float32"):
+            run({**params, other: value.astype("float16")}, x)
 
 
 @pytest.mark.parametrize(

@@ -257,11 +257,12 @@ class Steps:
     time: int
 
     def _positions(self, dtype: Any) -> Array:
-        return jnp.arange(self.time, dtype=dtype)
+        return jnp.arange(self.time, dtype=dtype)[None]
 
     def _sequence(self) -> Array:
         """Of packed sequences: the one that each step belongs to, (T,)."""
-        return jnp.searchsorted(self.index, self._positions(self.index.dtype), side="right") - 1
+        at = self._positions(self.index.dtype)[0]
+        return jnp.searchsorted(self.index, at, side="right") - 1
 
     def _bounds(self) -> tuple[Array, Array]:
         """The lowest and the highest position of each sequence, (N,)."""

@@ -19,8 +19,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from .._array.options import real_number, whole_number
-from ._call import as_array, check_params, expect_dtype
+from .._array.options import listed, real_number, whole_number
+from ._call import as_array, check_params, expect_dtype, expect_shape
 
 State: TypeAlias = tuple[Array, ...]  # (h,), or (h, c)
 
@@ -125,7 +125,7 @@ def _leaf(config: _Config, params: Any, x: Array, state: State) -> tuple[Array, 
 
     def product(a: Array, weight: Array, bias: Array | None) -> Array:
         y: Array = jnp.matmul(a, weight.T, precision=precision)
-        return y if bias is None else jnp.add(y, bias)
+        return y if bias is None else jnp.add(y, jnp.broadcast_to(bias, y.shape))
 
     def recur(h: Array) -> Array:
         return product(h, params["weight_hh"], params.get("bias_hh"))
@@ -270,7 +270,7 @@ def _forward(
     start, y, ends = lax.cond(good < P, serially, lambda carry: carry, (start, y, ends))
 
     fell_back = good < P
-    residual = jnp.where(jnp.arange(P) < good, gaps, 0).max()
+    residual = jnp.where(jnp.arange(P, dtype=good.dtype) < good, gaps, 0).max()
     info: Any = jnp.finfo(y.dtype)  # type: ignore[no-untyped-call]
     size = jnp.stack([jnp.abs(s).max() for s in start]).max() + info.tiny
     curve = jnp.abs(early - y[w - config.burn_in :]).max((1, 2, 3))
@@ -425,12 +425,19 @@ def _network(
     x = as_array(fn, "x", x)
     weights = {name: as_array(fn, name, value) for name, value in params.items()}
     _, gates, parts = _CELLS[kind]
-    if x.ndim < 2:
-        raise ValueError(f"{fn}: x has shape {x.shape}, expected (..., T, input_size)")
-    rows, D = weights["weight_ih"].shape
-    H = rows // gates
+    for name in ("weight_ih", "weight_hh"):
+        if weights[name].ndim != 2:
+            raise ValueError(f"{fn}: {name} has shape {weights[name].shape}, expected two axes")
+    D, H = weights["weight_ih"].shape[1], weights["weight_hh"].shape[1]
+    if x.ndim < 2 or x.shape[-1] != D:
+        raise ValueError(f"{fn}: x has shape {x.shape}, expected (..., T, {D})")
+    dtype = weights["weight_ih"].dtype
+    if dtype.name not in TOLERANCE:
+        raise TypeError(f"{fn}: weight_ih has dtype {dtype}, expected {listed(TOLERANCE)}")
+    expect_dtype(fn, "x", x, [dtype])
+    x = x.astype(dtype)
     shapes = {
-        "weight_ih": (gates * H, x.shape[-1]),
+        "weight_ih": (gates * H, D),
         "weight_hh": (gates * H, H),
         "bias_ih": (gates * H,),
         "bias_hh": (gates * H,),
@@ -438,15 +445,14 @@ def _network(
     for name, value in weights.items():
         if name not in shapes:
             raise ValueError(f"{fn}: params has {name}, expected some of {list(shapes)}")
-        expect_dtype(fn, name, value, [x.dtype])
-        if value.shape != shapes[name]:
-            raise ValueError(f"{fn}: {name} has shape {value.shape}, expected {shapes[name]}")
-    if x.dtype.name not in TOLERANCE:
-        raise TypeError(f"{fn}: x has dtype {x.dtype}, expected one of {list(TOLERANCE)}")
+        expect_dtype(fn, name, value, [dtype])
+        expect_shape(fn, name, value, shapes[name])
     for name, number in (("width", width), ("burn_in", burn_in), ("max_passes", max_passes)):
         if number is not None and whole_number(fn, name, number) < 1:
             raise ValueError(f"{fn}: {name} is {number}, expected at least 1")
-    limit = TOLERANCE[x.dtype.name] if tol is None else real_number(fn, "tol", tol)
+    limit = TOLERANCE[dtype.name] if tol is None else real_number(fn, "tol", tol)
+    if not limit > 0:
+        raise ValueError(f"{fn}: tol is {tol}, expected a positive number")
     batch, T = x.shape[:-2], x.shape[-2]
     shape = (*batch, H)
     if state is None:
@@ -457,12 +463,11 @@ def _network(
             raise ValueError(f"{fn}: state has {len(given)} parts, expected {parts}")
         first = tuple(as_array(fn, "state", s) for s in given)
         for s in first:
-            expect_dtype(fn, "state", s, [x.dtype])
-            if s.shape != shape:
-                raise ValueError(f"{fn}: state has shape {s.shape}, expected {shape}")
+            expect_dtype(fn, "state", s, [dtype])
+            expect_shape(fn, "state", s, shape)
     B = int(np.prod(batch))
     x = x.reshape(B, T, D)
-    first = tuple(s.reshape(B, H) for s in first)
+    first = tuple(s.astype(dtype).reshape(B, H) for s in first)
     if reverse:
         x = x[:, ::-1]
 

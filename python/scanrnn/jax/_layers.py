@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from .. import _docs
+from .._array.options import listed, whole_number
 from ..cells import Activation, SequenceOptions, SolveOptions, SruActivation
 from ._arguments import (
     diagonal_gru_call,
@@ -25,7 +26,15 @@ from ._arguments import (
     qrnn_call,
     rg_lru_call,
 )
-from ._call import Call, as_array, check_call, check_params, check_state, expect_dtype
+from ._call import (
+    Call,
+    as_array,
+    check_call,
+    check_params,
+    check_state,
+    expect_dtype,
+    expect_shape,
+)
 from ._cell import Steps
 from ._fused import run
 from ._lru import input_scale, run_lru
@@ -65,7 +74,7 @@ class SruParams(TypedDict):
 
 def _check_sizes(fn: str, **sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
+        if whole_number(fn, name, size) < 1:
             raise ValueError(f"{fn}: {name} is {size}, expected at least 1")
 
 
@@ -95,14 +104,33 @@ def _steps(fn: str, x: Array, options: SequenceOptions) -> tuple[Call, Steps]:
 
 
 def _check_input(
-    fn: str, x: Any, params: Mapping[str, Any], names: Sequence[str], options: SequenceOptions
+    fn: str,
+    x: Any,
+    params: Mapping[str, Any],
+    names: Sequence[str],
+    options: SequenceOptions,
+    parts: Sequence[int],
+    windows: Sequence[int] = (),
 ) -> tuple[Array, Array]:
     """x, with 0 in its padding, and the weight, which is the first of the parameters named.
 
-    The weight's third axis from the end is x's.
+    Args:
+        fn: the public function, for error texts.
+        x: the input.
+        params: the parameters.
+        names: those that the layer cannot do without.
+        options: of the sequences, as the user gave them.
+        parts: how many the weight, (input_size, parts, hidden_size), may have.
+        windows: the sizes that its first axis may have, if it has one before those.
     """
     check_params(fn, params, names)
     x, weight = as_array(fn, "x", x), as_array(fn, names[0], params[names[0]])
+    counts = [c for c in (windows, parts) if c]
+    ends = weight.shape[:-3] + weight.shape[-2:-1]
+    if weight.ndim != 2 + len(counts) or any(n not in c for n, c in zip(ends, counts, strict=True)):
+        window = f"{listed(windows)}, " if windows else ""
+        expected = f"({window}input_size, {listed(parts)}, hidden_size)"
+        raise ValueError(f"{fn}: {names[0]} has shape {weight.shape}, expected {expected}")
     size = weight.shape[-3]
     if x.ndim < 2 or x.shape[-1] != size:
         raise ValueError(f"{fn}: x has shape {x.shape}, expected (..., T, {size})")
@@ -116,22 +144,42 @@ def _check_input(
     return x, weight
 
 
+def _parameter(
+    fn: str, params: Mapping[str, Any], name: str, shape: Sequence[int], dtype: Any
+) -> Array:
+    """A parameter, checked."""
+    array = as_array(fn, name, params[name])
+    expect_dtype(fn, name, array, [dtype])
+    expect_shape(fn, name, array, shape)
+    return array
+
+
 def _project(
     fn: str,
     params: Mapping[str, Any],
     x: Any,
     options: SequenceOptions,
+    parts: Sequence[int],
     names: Sequence[str] = (),
 ) -> list[Array]:
     """The pre-activations of a layer, one a part of its weight; names are more that it has."""
-    x, weight = _check_input(fn, x, params, ("weight", *names), options)
-    return _parts(params, jnp.tensordot(x, weight, 1))
+    x, weight = _check_input(fn, x, params, ("weight", *names), options, parts)
+    return _parts(fn, params, jnp.tensordot(x, weight, 1))
 
 
-def _parts(params: Mapping[str, Any], products: Array) -> list[Array]:
-    if "bias" in params:
-        products = products + params["bias"]
+def _parts(fn: str, params: Mapping[str, Any], products: Array, bias: str = "bias") -> list[Array]:
+    """Products (..., parts, hidden_size) plus the bias, one by one."""
+    if bias in params:
+        shift = _parameter(fn, params, bias, products.shape[-2:], products.dtype)
+        products = products + jnp.broadcast_to(shift, products.shape)
     return list(jnp.unstack(products, axis=-2))
+
+
+def _vectors(fn: str, params: Mapping[str, Any], name: str, count: int, like: Array) -> list[Array]:
+    """A parameter (count, hidden_size), row by row, for a cell; like is a part of the products."""
+    array = as_array(fn, name, params[name])
+    expect_shape(fn, name, array, (count, like.shape[-1]))
+    return list(array)
 
 
 def _shifted(
@@ -227,7 +275,7 @@ def sru_layer(
         ((2, 100, 16), (2, 16))
     """
     fn = "sru_layer"
-    x, weight = _check_input(fn, x, params, ("weight", "bias_f", "bias_r"), options)
+    x, weight = _check_input(fn, x, params, ("weight", "bias_f", "bias_r"), options, (3, 4))
     u, f, r, *projection = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
     skip = projection[0] if projection else x
     inputs = u, f, r, skip, params["bias_f"], params["bias_r"], h0, activation
@@ -268,7 +316,7 @@ def gilr_layer(
 ) -> tuple[Array, Array]:
     """One GILR layer: the matrix product, and `gilr`. See `sru_layer` for how to combine layers."""
     fn = "gilr_layer"
-    f, z = _project(fn, params, x, options)
+    f, z = _project(fn, params, x, options, (2,))
     return run(*gilr_call(fn, f, z, h0, activation), **options)
 
 
@@ -334,7 +382,7 @@ def hgrn_layer(
         bound: (hidden_size,), this layer's row of `hgrn_bounds`; None means zeros.
     """
     fn = "hgrn_layer"
-    f, z = _project(fn, params, x, options)
+    f, z = _project(fn, params, x, options, (2,))
     return run(*hgrn_call(fn, f, z, bound, h0, activation), **options)
 
 
@@ -370,7 +418,7 @@ def min_gru_layer(
 ) -> tuple[Array, Array]:
     """One minGRU layer: the matrix product, and `min_gru`. See `sru_layer` for combining layers."""
     fn = "min_gru_layer"
-    z, v = _project(fn, params, x, options)
+    z, v = _project(fn, params, x, options, (2,))
     return run(*min_gru_call(fn, z, v, h0, activation), **options)
 
 
@@ -406,7 +454,7 @@ def min_lstm_layer(
     See `sru_layer` for how to combine layers.
     """
     fn = "min_lstm_layer"
-    f, i, v = _project(fn, params, x, options)
+    f, i, v = _project(fn, params, x, options, (3,))
     return run(*min_lstm_call(fn, f, i, v, h0, activation), **options)
 
 
@@ -491,14 +539,15 @@ def qrnn_layer(
     fn = "qrnn_layer"
     if not 0 <= zoneout <= 1:
         raise ValueError(f"{fn}: zoneout is {zoneout}, expected 0 to 1")
-    x, weight = _check_input(fn, x, params, ("weight",), options)
+    parts = [*_POOLING.values()]
+    x, weight = _check_input(fn, x, params, ("weight",), options, parts, windows=(1, 2))
     products, last = jnp.tensordot(x, weight[0], 1), None
     if weight.shape[0] == 2:
         before, last = _shifted(fn, x, ("x0", x0), options)
         products = products + jnp.tensordot(before, weight[1], 1)
     elif x0 is not None:
         raise ValueError(f"{fn}: x0 was given, expected None for a window of 1")
-    z, f, *gates = _parts(params, products)
+    z, f, *gates = _parts(fn, params, products)
     o = gates[0] if gates else None
     i = gates[1] if len(gates) > 1 else None
     if zoneout and key is not None:
@@ -572,16 +621,17 @@ def gilr_lstm_layer(
         s0's shape and the accumulation dtype.
     """
     fn = "gilr_lstm_layer"
-    x, weight = _check_input(fn, x, params, ("weight", "surrogate", "recurrent"), options)
-    surrogate = jnp.tensordot(x, params["surrogate"], 1)
-    if "surrogate_bias" in params:
-        surrogate = surrogate + params["surrogate_bias"]
-    f, z = jnp.unstack(surrogate, axis=-2)
-    _, cell, inputs, (_, value), own = gilr_call(fn, f, z, s0, "tanh")
-    s, last = run(fn, cell, inputs, ("s0", value), own, **options)
+    names = "weight", "surrogate", "recurrent"
+    x, weight = _check_input(fn, x, params, names, options, (4,))
+    D, parts, H = weight.shape
+    own = _parameter(fn, params, "surrogate", (D, 2, H), weight.dtype)
+    recurrent = _parameter(fn, params, "recurrent", (H, parts, H), weight.dtype)
+    f, z = _parts(fn, params, jnp.tensordot(x, own, 1), "surrogate_bias")
+    _, cell, inputs, (_, value), numbers = gilr_call(fn, f, z, s0, "tanh")
+    s, last = run(fn, cell, inputs, ("s0", value), numbers, **options)
     before, _ = _shifted(fn, s, ("s0", s0), options)
-    products = jnp.tensordot(x, weight, 1) + jnp.tensordot(before, params["recurrent"], 1)
-    z, f, o, i = _parts(params, products)
+    products = jnp.tensordot(x, weight, 1) + jnp.tensordot(before, recurrent, 1)
+    z, f, o, i = _parts(fn, params, products)
     h, final = run(*qrnn_call(fn, z, f, o, i, c0, "tanh"), **options)
     return h, (last, final)
 
@@ -651,8 +701,8 @@ def rg_lru_layer(
             RecurrentGemma's code does not.
     """
     fn = "rg_lru_layer"
-    x, weight = _check_input(fn, x, params, ("weight", "lam"), options)
-    r, i, *projection = _parts(params, jnp.tensordot(x, weight, 1))
+    x, weight = _check_input(fn, x, params, ("weight", "lam"), options, (2, 3))
+    r, i, *projection = _parts(fn, params, jnp.tensordot(x, weight, 1))
     x = projection[0] if projection else x
     if not scale_start:
         call, steps = _steps(fn, x, options)
@@ -693,19 +743,24 @@ def _complex_input(
     rates: Sequence[str],
 ) -> tuple[Array, Array]:
     """x, and B x; rates are the parameters that the factors are made of."""
-    x, weight = _check_input(fn, x, params, ("B", "C", "D", *rates), options)
+    x, weight = _check_input(fn, x, params, ("B", "C", "D", *rates), options, (2,))
     # There are no complex numbers of 16-bit floats.
     expect_dtype(fn, "x", x, [np.dtype("float32"), np.dtype("float64")])
+    for name in rates:
+        _parameter(fn, params, name, weight.shape[-1:], weight.dtype)
     real, imaginary = jnp.unstack(jnp.tensordot(x, weight, 1), axis=-2)
     return x, jax.lax.complex(real, imaginary)
 
 
-def _real_output(params: Mapping[str, Any], h: Array, x: Array) -> Array:
+def _real_output(fn: str, params: Mapping[str, Any], h: Array, x: Array) -> Array:
     """Re(C h) + D x."""
-    real, imaginary = params["C"][:, 0], params["C"][:, 1]
-    skip = params["D"]
-    y = jnp.tensordot(h.real, real, 1) - jnp.tensordot(h.imag, imaginary, 1)
-    return y + (x * skip if skip.ndim == 1 else jnp.tensordot(x, skip, 1))
+    size = as_array(fn, "C", params["C"]).shape[-1:]
+    whole = _parameter(fn, params, "C", (h.shape[-1], 2, *size), x.dtype)
+    skip = as_array(fn, "D", params["D"])
+    diagonal = skip.ndim == 1 and size == x.shape[-1:]
+    skip = _parameter(fn, params, "D", x.shape[-1:] if diagonal else (x.shape[-1], *size), x.dtype)
+    y = jnp.tensordot(h.real, whole[:, 0], 1) - jnp.tensordot(h.imag, whole[:, 1], 1)
+    return y + (x * jnp.broadcast_to(skip, x.shape) if diagonal else jnp.tensordot(x, skip, 1))
 
 
 @_init_documented
@@ -785,7 +840,7 @@ def lru_layer(
     x, u = _complex_input(fn, params, x, options, ("nu", "theta", "gamma"))
     scale = jnp.exp(params["gamma"])
     h, final = run_lru(fn, u, params["nu"], params["theta"], scale, ("h0", h0), **options)
-    return _real_output(params, h, x), final
+    return _real_output(fn, params, h, x), final
 
 
 # ---- S5 ------------------------------------------------------------------------------------------
@@ -867,11 +922,10 @@ def s5_layer(
     call, _ = _steps(fn, u, options)
     state = check_state(fn, "h0", h0, call)
     exponent = jax.lax.complex(-jnp.exp(params["rate"]), params["frequency"])
-    scaled = exponent * jnp.exp(params["step"])
-    h, final = scan(
-        jnp.exp(scaled), jnp.expm1(scaled) / exponent * u, state, return_final=True, **options
-    )
-    return _real_output(params, 2 * h, x), final
+    scaled = exponent * jnp.exp(params["step"]).astype(u.dtype)
+    scale = jnp.broadcast_to(jnp.expm1(scaled) / exponent, u.shape)
+    h, final = scan(jnp.exp(scaled), scale * u, state, return_final=True, **options)
+    return _real_output(fn, params, 2 * h, x), final
 
 
 # ---- Diagonal GRU --------------------------------------------------------------------------------
@@ -929,8 +983,8 @@ def diagonal_gru_layer(
         shape and the accumulation dtype; with return_report also the report.
     """
     fn = "diagonal_gru_layer"
-    r, z, n = _project(fn, params, x, options, ("recurrent",))
-    u_r, u_z, u_n = params["recurrent"]
+    r, z, n = _project(fn, params, x, options, (3,), ("recurrent",))
+    u_r, u_z, u_n = _vectors(fn, params, "recurrent", 3, n)
     call = diagonal_gru_call(fn, r, z, n, u_r, u_z, u_n, params.get("bias_n"), h0)
     h, (final,), report = solve(*call, return_report=return_report, **options)
     return results(h, final, report, True, return_report)
@@ -991,9 +1045,13 @@ def diagonal_lstm_layer(
         h0's shape and the accumulation dtype; with return_report also the report.
     """
     fn = "diagonal_lstm_layer"
-    i, f, g, o = _with_input_gate(_project(fn, params, x, options, ("recurrent",)), 4)
-    u_i, u_f, u_g, u_o = _with_input_gate(list(params["recurrent"]), 4)
-    w_i, w_f, w_o = _with_input_gate(list(params.get("peephole", ())), 3)
+    parts = _project(fn, params, x, options, (3, 4), ("recurrent",))
+    count, like = len(parts), parts[0]
+    own = _vectors(fn, params, "recurrent", count, like)
+    peephole = _vectors(fn, params, "peephole", count - 1, like) if "peephole" in params else []
+    i, f, g, o = _with_input_gate(parts, 4)
+    u_i, u_f, u_g, u_o = _with_input_gate(own, 4)
+    w_i, w_f, w_o = _with_input_gate(peephole, 3)
     call = diagonal_lstm_call(fn, i, f, g, o, u_i, u_f, u_g, u_o, w_i, w_f, w_o, h0, c0)
     h, final, report = solve(*call, return_report=return_report, **options)
     return results(h, final, report, True, return_report)
@@ -1056,7 +1114,8 @@ def indrnn_layer(
         shape and the accumulation dtype; with return_report also the report.
     """
     fn = "indrnn_layer"
-    (p,) = _project(fn, params, x, options, ("recurrent",))
-    call = indrnn_call(fn, p, params["recurrent"][0], h0, activation)
+    (p,) = _project(fn, params, x, options, (1,), ("recurrent",))
+    (u,) = _vectors(fn, params, "recurrent", 1, p)
+    call = indrnn_call(fn, p, u, h0, activation)
     h, (final,), report = solve(*call, return_report=return_report, **options)
     return results(h, final, report, True, return_report)
