@@ -165,6 +165,21 @@ def test_dropout_and_zoneout(nnx, rng):
     assert not np.any(module(x, rngs=nnx.Rngs(0))[0])
 
 
+def test_dropout_while_training(nnx, rng):
+    """As the module's docstring has it: the streams go through every transformation."""
+    x, module, rngs = values(rng, 2, 9, 3), make(nnx, "SRU", dropout=0.5), nnx.Rngs(dropout=0)
+
+    @nnx.jit
+    def loss_and_gradients(module, x, rngs):
+        def loss(module, rngs):
+            return jnp.sum(jnp.sin(module(x, rngs=rngs)[0]))
+
+        return nnx.value_and_grad(loss)(module, rngs)
+
+    losses = [loss_and_gradients(module, x, rngs)[0] for _ in range(3)]
+    assert len(set(map(float, losses))) == 3
+
+
 def test_errors(nnx):
     for options, text in (
         ({"num_layers": 0}, "SRU: num_layers is 0, expected at least 1"),
@@ -172,6 +187,14 @@ def test_errors(nnx):
     ):
         with pytest.raises(ValueError, match=text):
             make(nnx, "SRU", **options)
+    with pytest.raises(TypeError, match=r"SRU: num_layers is 1\.5, expected a whole number"):
+        make(nnx, "SRU", num_layers=1.5)
+    with pytest.raises(TypeError, match="SRU: dropout is '0', expected a number"):
+        make(nnx, "SRU", dropout="0")
+    with pytest.raises(
+        ValueError, match=r"SRU: x has shape \(\), expected at least a channel axis"
+    ):
+        make(nnx, "SRU").step(1.0)
     module = make(nnx, "SRU", bidirectional=True)
     with pytest.raises(ValueError, match="SRU: states has 1 entries, expected 4"):
         module(np.zeros((2, 9, 3)), [None])

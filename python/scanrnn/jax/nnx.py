@@ -6,6 +6,19 @@ to its outputs and the states after the last step:
     rnn = scanrnn.jax.nnx.SRU(256, 512, num_layers=2, rngs=flax.nnx.Rngs(0))
     y, states = rnn(x)
 
+Dropout and zoneout draw from `rngs=` of the call, which changes them: in a training step under
+`nnx.jit` and `nnx.grad` the streams are an argument of each function, as Flax asks.
+
+    @nnx.jit
+    def train(rnn, optimizer, x, target, rngs):
+        def loss(rnn, rngs):
+            y, _ = rnn(x, rngs=rngs)
+            return ((y - target) ** 2).mean()
+
+        value, grads = nnx.value_and_grad(loss)(rnn, rngs)
+        optimizer.update(rnn, grads)
+        return value
+
 The parameters are those of the layers' functions, under names like weight_l0 and, of the second
 direction, weight_l0_reverse. This module needs Flax: pip install 'scanrnn[flax]'.
 """
@@ -22,9 +35,10 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from .. import _docs
+from .._array.options import real_number, whole_number
 from ..cells import Activation, SequenceOptions, SolveOptions, SruActivation
 from . import _layers
-from ._call import as_array
+from ._call import as_array, as_step
 
 try:
     from flax import nnx
@@ -89,9 +103,9 @@ class _Recurrent(_Module):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         fn = type(self).__name__
-        if num_layers < 1:
+        if whole_number(fn, "num_layers", num_layers) < 1:
             raise ValueError(f"{fn}: num_layers is {num_layers}, expected at least 1")
-        if not 0 <= dropout <= 1:
+        if not 0 <= real_number(fn, "dropout", dropout) <= 1:
             raise ValueError(f"{fn}: dropout is {dropout}, expected 0 to 1")
         self.num_layers = num_layers
         self.directions = 2 if bidirectional else 1
@@ -197,7 +211,7 @@ class _Recurrent(_Module):  # type: ignore[misc]
             raise ValueError(
                 f"{fn}: step was called on a bidirectional module, expected one direction"
             )
-        y, final = self(as_array(fn, "x", x)[..., None, :], states)
+        y, final = self(as_step(fn, "x", x)[..., None, :], states)
         return y[..., 0, :], final
 
 
