@@ -308,6 +308,10 @@ find_package(scanrnn CONFIG QUIET COMPONENTS metal)
 message("an unknown component: ${{scanrnn_FOUND}}")
 find_package(scanrnn 99 CONFIG QUIET)
 message("another version: ${{scanrnn_FOUND}}")
+find_package(scanrnn CONFIG QUIET OPTIONAL_COMPONENTS cuda)
+if(TARGET scanrnn::scanrnn)
+    message("where cuda is optional: ${{scanrnn_FOUND}} ${{scanrnn_cuda_FOUND}}")
+endif()
 find_package(scanrnn CONFIG COMPONENTS cuda REQUIRED)
 """
 
@@ -323,6 +327,7 @@ def test_versions_and_components(run: Run, numpy_python: Path, tmp_path: Path) -
     assert "the same version: 1 " in output
     assert "another version: 0 " in output
     assert "an unknown component: 0 " in output
+    assert "where cuda is optional: 1 OFF " in output
     assert "this scanrnn was built for the CPU only; build it with SCANRNN_CUDA=ON" in output
 
 
