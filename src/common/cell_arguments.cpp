@@ -64,14 +64,13 @@ void set_options(const CellDescription& type, CellStorage& cell, const double* v
 
 void take_inputs(const Checker& check, const CellDescription& type, const void* cell,
                  const ConstArray<3>* given, CellStorage& copy, ConstArray<3>* in) {
-  const std::int64_t elements = check.batch * check.time * check.channels;
   unsigned mask = 0;
   for (int i = 0; i < type.inputs; ++i) {
     const ConstArray<3>& array = given[i];
     const bool is_vector = type.has(type.vector_inputs, i);
     if (array) mask |= 1u << i;
     if (!type.has(type.optional_inputs, i)) {
-      check.required(type.names[i], array.data, is_vector ? check.channels : elements);
+      check.required(type.names[i], array.data, is_vector ? check.channels : check.elements);
     }
     if (is_vector) {
       check_vector(check, type.names[i], array);

@@ -15,10 +15,9 @@ const CellType& cell_type<ScanCell>() {
 
 Problem make_problem(const ScanForward& call, const ScanCell& cell, Device device) {
   const Checker check("scan", "x", call.x, call.sequences, true, device);
-  const std::int64_t elements = check.batch * check.time * check.channels;
-  check.required("a", call.a.data, elements);
-  check.required("x", call.x.data, elements);
-  check.required("h", call.h.data, elements);
+  check.required("a", call.a.data);
+  check.required("x", call.x.data);
+  check.required("h", call.h.data);
   check.broadcastable("a", call.a);
   check.state("h0", call.h0);
   check.full("h", call.h);
@@ -41,9 +40,8 @@ namespace {
 
 Problem make_problem(const ScanBackward& call, const ScanCell& cell, Device device) {
   const Checker check("scan backward", "h", call.h, call.sequences, true, device);
-  const std::int64_t elements = check.batch * check.time * check.channels;
-  check.required("a", call.a.data, elements);
-  check.required("h", call.h.data, elements);
+  check.required("a", call.a.data);
+  check.required("h", call.h.data);
   check.broadcastable("a", call.a);
   check.state("h0", call.h0);
   check.full("dh", call.dh);

@@ -15,6 +15,16 @@ std::string text_of(const std::int64_t* shape, int rank) {
   return text + (rank == 1 ? ",)" : ")");
 }
 
+/// Sizes are computed in 64 bits, some hundred bytes for an element at most.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
+
+/// Whether the product of these is no more, an empty axis counted as 1.
+bool are_few(std::initializer_list<std::int64_t> extents) {
+  std::int64_t room = kMostElements;
+  for (const std::int64_t extent : extents) room /= std::max<std::int64_t>(extent, 1);
+  return room > 0;
+}
+
 bool is_index(DType dtype) { return dtype == DType::i32 || dtype == DType::i64; }
 
 std::int64_t index_at(const ConstArray<1>& array, std::int64_t i) {
@@ -44,15 +54,23 @@ Checker::Checker(const char* call_name, const char* name, const ConstArray<3>& l
               (complex_allowed ? ", float64, complex64 or complex128" : " or float64"));
   }
   for (std::int64_t extent : lead.shape) {
-    if (extent < 0) fail(std::string(name) + " has shape " + text_of(lead.shape, 3));
+    if (extent < 0) {
+      fail(std::string(name) + " has shape " + text_of(lead.shape, 3) +
+           ", expected no extent below 0");
+    }
   }
   batch = lead.shape[0];
   time = lead.shape[1];
   channels = lead.shape[2];
-  sequences_of(layout, device == Device::cpu);
+  if (!are_few({batch, time, channels})) {
+    fail(std::string(name) + " has shape " + text_of(lead.shape, 3) +
+         ", expected at most 2^48 elements");
+  }
+  elements = batch * time * channels;
+  sequences_of(name, layout, device == Device::cpu);
 }
 
-void Checker::sequences_of(const Sequences& layout, bool values_known) {
+void Checker::sequences_of(const char* name, const Sequences& layout, bool values_known) {
   sequences = batch;
   if (layout.cu_seqlens && layout.lengths) {
     fail("cu_seqlens and lengths are both given, expected at most one of them");
@@ -64,10 +82,17 @@ void Checker::sequences_of(const Sequences& layout, bool values_known) {
                 ", expected int32 or int64");
     }
     if (batch != 1) {
-      fail("cu_seqlens needs a batch axis of 1, given x with batch " + std::to_string(batch));
+      fail(std::string("cu_seqlens needs a batch axis of 1, given ") + name + " with batch " +
+           std::to_string(batch));
     }
-    if (offsets.shape[0] < 1) fail("cu_seqlens has shape (0,), expected (N+1,)");
+    if (offsets.shape[0] < 1) {
+      fail("cu_seqlens has shape " + text_of(offsets.shape, 1) + ", expected (N+1,)");
+    }
     sequences = offsets.shape[0] - 1;
+    if (!are_few({sequences, channels})) {
+      fail("cu_seqlens has shape " + text_of(offsets.shape, 1) +
+           ", expected at most 2^48 states of " + std::to_string(channels) + " channels");
+    }
     std::int64_t previous = values_known ? index_at(offsets, 0) : 0;
     if (previous != 0) fail("cu_seqlens starts at " + std::to_string(previous) + ", expected 0");
     for (std::int64_t n = 1; values_known && n <= sequences; ++n) {
@@ -141,8 +166,8 @@ void Checker::check_dtype(const char* name, DType given,
   fail_type(std::string(name) + " has dtype " + name_of(given) + ", expected " + list);
 }
 
-void Checker::required(const char* name, const void* data, std::int64_t elements) const {
-  if (data == nullptr && elements > 0) fail(std::string(name) + " is missing");
+void Checker::required(const char* name, const void* data, std::int64_t count) const {
+  if (data == nullptr && count > 0) fail(std::string(name) + " is missing");
 }
 
 void Checker::full(const char* name, const ConstArray<3>& array) const {

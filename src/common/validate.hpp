@@ -15,6 +15,7 @@ namespace scanrnn {
 struct Checker {
   const char* call;  ///< public name, "scan"
   std::int64_t batch = 0, time = 0, channels = 0, sequences = 0;
+  std::int64_t elements = 0;  ///< B T D
   DType dtype = DType::f32;
 
   /// Takes B, T, D and the dtype from the leading array, and N from the sequences. What lies on a
@@ -26,7 +27,9 @@ struct Checker {
   /// Gives a problem this call's name, extents and dtype.
   void start(ProblemExtents& problem, const Sequences& layout) const;
 
-  void required(const char* name, const void* data, std::int64_t elements) const;
+  /// Not absent, unless it is to have no elements.
+  void required(const char* name, const void* data, std::int64_t count) const;
+  void required(const char* name, const void* data) const { required(name, data, elements); }
   /// (B,T,D) of the call's dtype.
   void full(const char* name, const ConstArray<3>& array) const;
   /// (B|1, T|1, D|1) of the call's dtype.
@@ -51,7 +54,7 @@ struct Checker {
                   const ConstArray<3>& other) const;
 
  private:
-  void sequences_of(const Sequences& layout, bool values_known);
+  void sequences_of(const char* name, const Sequences& layout, bool values_known);
   void check(const char* name, const std::int64_t* shape,
              std::initializer_list<std::int64_t> expected, bool ones_allowed) const;
   void check_dtype(const char* name, DType given, std::initializer_list<DType> expected) const;

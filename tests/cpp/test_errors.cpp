@@ -214,7 +214,18 @@ CASE(scan_arguments) {
          std::string("scan: x has dtype ") + name_of(dtype) +
              ", expected float16, bfloat16, float32, float64, complex64 or complex128");
   }
-  shape([](Scan& s) { s.call.x.shape[1] = -1; }, "scan: x has shape (2, -1, 3)");
+  shape([](Scan& s) { s.call.x.shape[1] = -1; },
+        "scan: x has shape (2, -1, 3), expected no extent below 0");
+  // As many as wrap around to none, and some that make sizes in bytes do so.
+  for (const Index extent : {Index{1} << 62, Index{1} << 47}) {
+    shape(
+        [&](Scan& s) {
+          s.call.x.shape[0] = extent;
+          s.call.x.stride[0] = 0;
+          s.call.h = {};
+        },
+        "scan: x has shape (" + std::to_string(extent) + ", 5, 3), expected at most 2^48 elements");
+  }
   shape([](Scan& s) { s.call.a = {}; }, "scan: a is missing");
   shape([](Scan& s) { s.call.x.data = nullptr; }, "scan: x is missing");
   shape([](Scan& s) { s.call.h = {}; }, "scan: h is missing");
@@ -285,6 +296,19 @@ CASE(sequences) {
         s.call.sequences.cu_seqlens = with_extent(s.offsets.in<1>(), 0, 0);
       },
       "scan: cu_seqlens has shape (0,), expected (N+1,)");
+  refused<InvalidArgument, Scan>(
+      Scan(DType::f32, 1),
+      [](Scan& s) {
+        s.offsets = numbers(DType::i32, {0});
+        s.call.sequences.cu_seqlens = with_extent(s.offsets.in<1>(), 0, Index{1} << 62);
+      },
+      "scan: cu_seqlens has shape (4611686018427387904,), expected at most 2^48 states of 3 "
+      "channels");
+  SruCall sru;
+  const Tensor offsets = numbers(DType::i32, {0, 5});
+  sru.call.sequences.cu_seqlens = offsets.in<1>();
+  CHECK_THROWS(sru.ask(), InvalidArgument,
+               "sru: cu_seqlens needs a batch axis of 1, given u with batch 2");
   refused<InvalidType, Scan>(
       Scan(DType::f32, 1),
       [](Scan& s) {
