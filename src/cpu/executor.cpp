@@ -1346,7 +1346,7 @@ void zero_fill(const Array<3>& array, const InstructionSet& set) {
 }  // namespace
 
 std::size_t workspace_bytes(const Problem& problem, const CellKernels& cell) {
-  return make_plan(problem, cell, num_threads()).total_bytes;
+  return bytes_of([&](int threads) { return make_plan(problem, cell, threads); });
 }
 
 void execute(const Problem& problem, const CellKernels& cell, const InstructionSet& set,

@@ -1052,7 +1052,7 @@ void execute_as(const SolveProblem& p, const Plan& plan, const SolveKernels& ker
 }  // namespace
 
 std::size_t workspace_bytes(const SolveProblem& problem, const SolveKernels& cell) {
-  return make_plan(problem, cell, num_threads()).total_bytes;
+  return bytes_of([&](int threads) { return make_plan(problem, cell, threads); });
 }
 
 void execute(const SolveProblem& problem, const SolveKernels& cell, const InstructionSet& set,

@@ -3,6 +3,7 @@
 // what executors share.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -52,11 +53,20 @@ struct Placed {
   char* base;
 };
 
+/// Bytes of `make_plan(threads)`. By the time of the call there may be other threads than now, and
+/// fewer of them may take wider blocks: one alone must have room, too.
+template <class MakePlan>
+std::size_t bytes_of(const MakePlan& make_plan) {
+  const auto plan = make_plan(num_threads());
+  return plan.threads == 1 ? plan.total_bytes
+                           : std::max(plan.total_bytes, make_plan(1).total_bytes);
+}
+
 /// `make_plan(threads)` with as many threads as there is room for.
 template <class MakePlan>
 auto placed(const char* call, Workspace workspace, const MakePlan& make_plan) {
   auto plan = make_plan(num_threads());
-  // The thread count may have been raised since the caller asked for the size.
+  // Their number may have changed since the caller asked for the size.
   while (plan.total_bytes > workspace.bytes && plan.threads > 1) plan = make_plan(plan.threads - 1);
   if (plan.total_bytes > workspace.bytes || workspace.data == nullptr) {
     throw InvalidArgument(std::string(call) + ": workspace has " + std::to_string(workspace.bytes) +

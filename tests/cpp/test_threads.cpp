@@ -166,6 +166,24 @@ CASE(the_number_of_threads_changes_under_calls) {
   scan_forward(call, lent.workspace());
   CHECK_FINE(again.difference(job.h, "h"));
 
+  // Fewer threads may take wider blocks.
+  constexpr Index kTime = 64, kChannels = 4096;
+  Tensor in = Tensor::input(DType::f32, 1, kTime, kChannels);
+  in.fill([] { return Value{0.5, 0}; });
+  CellForward<MinLstmCell> cell;
+  for (ConstArray<3>& input : cell.in) input = in.in<3>();
+  for (int before = 1; before <= 6; ++before) {
+    for (int now = 1; now <= 6; ++now) {
+      Tensor out = Tensor::output(DType::f32, 1, kTime, kChannels);
+      cell.out = out.out<3>();
+      set_num_threads(before);
+      Lent room(cell_forward_workspace_bytes(cell));
+      set_num_threads(now);
+      cell_forward(cell, room.workspace());
+      CHECK(!out.untouched());
+    }
+  }
+
   std::atomic<bool> done{false};
   std::atomic<int> wrong{0};
   std::thread caller([&] {
