@@ -24,9 +24,11 @@ cudaError_t launch_clear(unsigned* ticket, void* nodes, std::size_t node_bytes,
                          cudaStream_t stream) {
   const std::size_t count = node_bytes / sizeof(uint4);
   const std::size_t blocks = (count + kThreads - 1) / kThreads;
-  clear<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0,
-          stream>>>(ticket, static_cast<uint4*>(nodes), count);
-  return cudaGetLastError();
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks));
+  launch.blockDim = dim3(kThreads);
+  launch.stream = stream;
+  return cudaLaunchKernelEx(&launch, clear, ticket, static_cast<uint4*>(nodes), count);
 }
 
 }  // namespace scanrnn::cuda

@@ -7,6 +7,7 @@ namespace scanrnn::cuda {
 namespace {
 
 constexpr int kMostWarps = 16;
+constexpr Index kMostBlocks = INT32_MAX;  // along the first axis of a grid
 
 template <class A>
 struct Wider {
@@ -42,10 +43,11 @@ __global__ void __launch_bounds__(kMostWarps* kWarp)
   const int warps = blockDim.x / kWarp;
   const bool over_channels = r.out_channels == 1;
   const Index channel_blocks = over_channels ? 1 : (r.out_channels + kWarp - 1) / kWarp;
-  Index block = blockIdx.x;
+  Index block = static_cast<Index>(blockIdx.z) * gridDim.x + blockIdx.x;
   const Index d0 = block % channel_blocks * kWarp;
   block /= channel_blocks;
   const Index out_t = block % r.out_steps, out_b = block / r.out_steps;
+  if (out_b >= r.out_rows) return;
 
   const bool over_rows = r.out_rows == 1, over_steps = r.out_steps == 1;
   const Index row_pitch = r.steps * r.pitch;
@@ -102,7 +104,7 @@ Launch launch_of(const Reduction& r) {
 }
 
 template <class T>
-void launch(const Reduction* first, int count, cudaStream_t stream) {
+cudaError_t launch(const Reduction* first, int count, cudaStream_t stream) {
   for (int begin = 0, end = 0; begin < count; begin = end) {
     const Launch launch = launch_of(first[begin]);
     Reductions alike;
@@ -111,9 +113,16 @@ void launch(const Reduction* first, int count, cudaStream_t stream) {
       ++end;
     }
     if (launch.blocks == 0) continue;
-    const dim3 grid(static_cast<unsigned>(launch.blocks), static_cast<unsigned>(end - begin));
-    reduce<T><<<grid, static_cast<unsigned>(launch.warps * kWarp), 0, stream>>>(alike);
+    const Index layers = (launch.blocks + kMostBlocks - 1) / kMostBlocks;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>((launch.blocks + layers - 1) / layers),
+                          static_cast<unsigned>(end - begin), static_cast<unsigned>(layers));
+    config.blockDim = dim3(static_cast<unsigned>(launch.warps * kWarp));
+    config.stream = stream;
+    const cudaError_t error = cudaLaunchKernelEx(&config, reduce<T>, alike);
+    if (error != cudaSuccess) return error;
   }
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -122,24 +131,18 @@ cudaError_t launch_reductions(const Reduction* reductions, int count, DType dtyp
                               cudaStream_t stream) {
   switch (dtype) {
     case DType::f16:
-      launch<Half>(reductions, count, stream);
-      break;
+      return launch<Half>(reductions, count, stream);
     case DType::bf16:
-      launch<BFloat16>(reductions, count, stream);
-      break;
+      return launch<BFloat16>(reductions, count, stream);
     case DType::f32:
-      launch<float>(reductions, count, stream);
-      break;
+      return launch<float>(reductions, count, stream);
     case DType::f64:
-      launch<double>(reductions, count, stream);
-      break;
+      return launch<double>(reductions, count, stream);
     case DType::c64:
-      launch<Complex<float>>(reductions, count, stream);
-      break;
+      return launch<Complex<float>>(reductions, count, stream);
     default:
-      launch<Complex<double>>(reductions, count, stream);
+      return launch<Complex<double>>(reductions, count, stream);
   }
-  return cudaGetLastError();
 }
 
 }  // namespace scanrnn::cuda

@@ -24,7 +24,7 @@ inline constexpr int kMostReductions =
     kMaxInputs > kMaxNonlinearInputs ? kMaxInputs : kMaxNonlinearInputs;
 
 /// Up to kMostReductions of them, in a fixed order and in double precision. Those that follow one
-/// another and are alike share a launch.
+/// another and are alike share a launch. The error is as launch_clear's.
 cudaError_t launch_reductions(const Reduction* reductions, int count, DType dtype,
                               cudaStream_t stream);
 

@@ -263,7 +263,6 @@ void execute(const SolveProblem& problem, Workspace workspace, const Target& tar
       }
       void* arguments[] = {&plan.args, const_cast<void*>(problem.cell)};
       error = cudaLaunchKernelExC(&config, kernel, arguments);
-      if (error == cudaSuccess) error = cudaPeekAtLastError();
       if (error != cudaSuccess) fail(call, name, target.index, error);
     };
     launch(plan.kernel, plan.name, plan.blocks,

@@ -561,3 +561,20 @@ def test_s06_more_than_2_31_steps(cuda):
         end = min(T, begin + block)
         total += float((dx[:, begin:end].float() * h[:, begin - 1 : end - 1].float()).sum())
     assert float(da) == pytest.approx(total, rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_memory")
+def test_s06_more_than_2_31_gates(cuda):
+    """Each of two channels, whose gradients are sums over these: more than a grid has blocks."""
+    T, rest = 2**31 + 12_345, 40
+    needs_memory(48 * 2**30)
+    gate = torch.full((1, T, 1), 0.5, dtype=torch.bfloat16, device=cuda, requires_grad=True)
+    one = torch.ones((), dtype=gate.dtype, device=cuda)
+    h = srt.scan(gate, one.expand(1, T, 2))
+    (da,) = torch.autograd.grad(h, gate, one.expand(1, T, 2))
+    assert bool((h[:, rest:] == 2).all())
+    assert float(da[0, 0, 0]) == 0
+    assert float(da[0, -1, 0]) == 4
+    for begin in range(rest, T - rest, 2**28):
+        assert bool((da[0, begin : min(begin + 2**28, T - rest)] == 8).all()), begin
