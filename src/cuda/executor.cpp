@@ -63,11 +63,10 @@ struct Choice {
   std::atomic<std::uint64_t>* prepared;
 };
 
-/// A variant's kernel for a call.
-Choice kernel_of(const Problem& p, const Variant& variant) {
+/// A variant's kernel for a call of case `i` of its cell.
+Choice kernel_of(const Problem& p, const Variant& variant, int i) {
   const PassKernels& kernels = kernels_of(p);
   Prepared& prepared = prepared_of(p);
-  const int i = case_of(kernels, p.cell);
   Choice choice{&kernel_of(kernels, variant, i), &prepared.variant[&variant - kVariants]};
   if (i >= 0 && choice.kernel == &kernels.cases[i]) choice.prepared = &prepared.cases[i];
   if (i >= 0 && choice.kernel == &kernels.cluster_cases[i]) {
@@ -82,6 +81,7 @@ struct Plan {
   Way way = Way::rows;
   const Variant* variant = nullptr;
   const Variant* clusters = nullptr;  // to be preferred, where the device can hold clusters
+  int the_case = -1;                  // of the cell, that the call is
   const Kernel* kernel = nullptr;
   std::atomic<std::uint64_t>* prepared = nullptr;
   int cluster_blocks = 1;
@@ -101,7 +101,7 @@ struct Plan {
 
   void use(const Problem& p, const Variant& of) {
     variant = &of;
-    const Choice choice = kernel_of(p, of);
+    const Choice choice = kernel_of(p, of, the_case);
     kernel = choice.kernel;
     prepared = choice.prepared;
   }
@@ -424,6 +424,15 @@ void set_workspace(const Problem& p, const Cut& cut, Plan& plan) {
   if (plan.bytes > 0) plan.bytes += kAlignment;  // the caller's pointer may lie anywhere
 }
 
+/// Tickets and blocks are counted in 31 bits.
+void check_count(const Problem& p, Index count) {
+  if (count <= INT32_MAX) return;
+  throw InvalidArgument(std::string(p.call) + ": " + std::to_string(p.sequences) +
+                        " sequences of up to " + std::to_string(p.time) + " steps and " +
+                        std::to_string(p.channels) + " channels make " + std::to_string(count) +
+                        " tiles, expected fewer than 2^31");
+}
+
 /// A plan takes as much of the workspace on every device.
 Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
   Plan plan;
@@ -442,11 +451,11 @@ Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
   unsigned traits = size_traits(p, plan.way, cut, forced, device, g) |
                     array_traits(p, tiled, plan.way, cut, g) | when(!is_memory_fast, kSlowMemory);
   traits |= choice_traits(p, kernels, tiled, plan.way, forced, traits, g);
-  const int the_case = case_of(kernels, p.cell);
-  plan.variant = choose(kVariants, kernels, the_case, plan.way, traits);
+  plan.the_case = case_of(kernels, p.cell);
+  plan.variant = choose(kVariants, kernels, plan.the_case, plan.way, traits);
   if (is_of_clusters(*plan.variant)) {
     plan.clusters = plan.variant;
-    plan.variant = choose(plan.variant + 1, kernels, the_case, plan.way, traits);
+    plan.variant = choose(plan.variant + 1, kernels, plan.the_case, plan.way, traits);
   }
   plan.use(p, *plan.variant);
   if ((plan.variant->needs & kVectors) != 0) g.is_regular = g.is_direct = true;
@@ -466,6 +475,7 @@ Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
   if (plan.way != Way::threads) {
     for (Index most = 1; most < g.tiles >> g.fan_log2; most *= kRadix) ++g.levels;
     plan.blocks = g.tile_items * g.groups;
+    check_count(p, plan.blocks);  // of tickets
     if (plan.way == Way::columns) plan.blocks = ceil_div(plan.blocks, cut.warps);
     plan.blocks = ceil_div(plan.blocks, Index{1} << g.teams_log2);
     if (plan.kernel->blocks > 0 && g.fan_log2 == kRadixLog2 && g.levels > 0) {  // they stay
@@ -473,6 +483,7 @@ Plan make_plan(const Problem& p, int device, bool is_memory_fast) {
       plan.blocks = std::min(plan.blocks, at_once);
     }
   }
+  check_count(p, plan.blocks);
   plan.threads = cut.warps * kWarp;
   plan.shared_bytes = plan.kernel->shared_bytes(g.across_log2, g.leaf, cut.warps, g.levels);
   set_workspace(p, cut, plan);
@@ -511,8 +522,8 @@ cudaLaunchAttribute cluster_dimension(int blocks) {
 
 // Whether the current device can hold a cluster of the kernel's blocks, and the code that it loads
 // was compiled for clusters.
-bool holds_clusters(const Problem& p, const Variant& variant, int device) {
-  const Choice choice = kernel_of(p, variant);
+bool holds_clusters(const Problem& p, const Plan& plan, int device) {
+  const Choice choice = kernel_of(p, *plan.clusters, plan.the_case);
   const Kernel& kernel = *choice.kernel;
   std::atomic<std::uint64_t>& prepared = *choice.prepared;
   std::atomic<std::uint64_t>& no_clusters = prepared_of(p).no_clusters;
@@ -608,7 +619,7 @@ void execute(const Problem& problem, Workspace workspace, const Target& target) 
   const char* call = problem.call;
   const CurrentDevice current(call, target.index);
   Plan plan = make_plan(problem, target.index, loads_fast_memory(problem, target.index));
-  if (plan.clusters != nullptr && holds_clusters(problem, *plan.clusters, target.index)) {
+  if (plan.clusters != nullptr && holds_clusters(problem, plan, target.index)) {
     use_clusters(problem, plan, target.index);
   }
   place(plan, start_of(call, workspace, plan.bytes));

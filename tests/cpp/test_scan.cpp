@@ -991,4 +991,22 @@ CASE(as_accurate_as_a_serial_loop) {
   }
 }
 
+// Tiles are counted in 31 bits on a GPU, where every sequence has one at least.
+CASE(more_sequences_than_tickets) {
+  if (!kOnGpu) skip("of GPUs");
+  constexpr Index kCount = Index{1} << 31;
+  const Tensor x = Tensor::input(DType::f32, 1, 1000, 1);
+  Tensor h = Tensor::output(DType::f32, 1, 1000, 1);
+  const std::int32_t offset = 0;
+  ScanForward call;
+  call.a = call.x = x.in<3>();
+  call.h = h.out<3>();
+  call.sequences.cu_seqlens = {&offset, DType::i32, {kCount}, {0}};
+  CHECK_EQUAL(scan_forward_workspace_bytes(call, kTarget), 0u);
+  call.sequences.cu_seqlens.shape[0] = kCount + 1;
+  CHECK_THROWS((void)scan_forward_workspace_bytes(call, kTarget), InvalidArgument,
+               "scan: 2147483648 sequences of up to 1000 steps and 1 channels make 2147483648 "
+               "tiles, expected fewer than 2^31");
+}
+
 TEST_MAIN()
