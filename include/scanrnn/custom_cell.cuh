@@ -28,4 +28,8 @@ struct OnCuda {
 
 }  // namespace scanrnn::cuda
 
-#define SCANRNN_ON_CUDA(Cell) static const scanrnn::cuda::OnCuda<Cell> scanrnn_on_cuda_##Cell;
+// Named by its line, since a cell's name may be qualified.
+#define SCANRNN_ON_CUDA(...) SCANRNN_ON_CUDA_AT(__LINE__, __VA_ARGS__)
+#define SCANRNN_ON_CUDA_AT(line, ...) SCANRNN_ON_CUDA_NAMED(line, __VA_ARGS__)
+#define SCANRNN_ON_CUDA_NAMED(line, ...) \
+  static const scanrnn::cuda::OnCuda<__VA_ARGS__> scanrnn_on_cuda_##line;

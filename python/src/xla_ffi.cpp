@@ -198,8 +198,7 @@ class Call {
   std::size_t next_result_ = 0;
 };
 
-// ---- What is done with a call
-// --------------------------------------------------------------------
+// ---- What is done with a call -------------------------------------------------------------------
 
 template <class C>
 using BytesOf = std::size_t (*)(const C&, const Target&);
@@ -233,8 +232,7 @@ struct Measure {
   }
 };
 
-// ---- The targets: operands and results stand in the order in which the members are set
-// -----------
+// ---- The targets: operands and results stand in the order in which the members are set ----------
 
 struct ScanForwardTarget {
   static constexpr const char* name = "scanrnn_scan_forward";
@@ -401,8 +399,7 @@ struct SolveBackwardTarget {
   }
 };
 
-// ---- Handlers
-// ------------------------------------------------------------------------------------
+// ---- Handlers -----------------------------------------------------------------------------------
 
 template <class T>
 T checked(ffi::ErrorOr<T> value) {
@@ -513,8 +510,7 @@ nb::capsule cuda_handler() {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
-// ---- Bindings
-// ------------------------------------------------------------------------------------
+// ---- Bindings -----------------------------------------------------------------------------------
 
 template <class Visit>
 void for_each_target(Visit&& visit) {

@@ -4,9 +4,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
+#include <new>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #if defined(__linux__)
@@ -55,8 +56,8 @@ struct Pool {
         const int index = workers + 1;
         try {
           std::thread([this, index, seen = generation] { work(index, seen); }).detach();
-        } catch (const std::system_error&) {
-          break;  // the system gives no more: fewer threads do the work
+        } catch (const std::exception&) {
+          break;  // no more threads or no memory for one: fewer do the work
         }
         ++workers;
       }

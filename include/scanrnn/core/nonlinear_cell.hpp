@@ -10,9 +10,9 @@
 //   static constexpr int output_state;           output is this state, or -1
 //   static constexpr int kept_state;             backward reads this state from an array that
 //                                                forward writes beside the output, or -1
-//   static constexpr double bounds[];            the state stays in [-b, b] once there; 0:
-//   unbounded static constexpr int inputs, names, vector_inputs, optional_inputs      as in
-//   cell.hpp
+//   static constexpr double bounds[];            the state stays in [-b, b] once there; 0: none
+//   static constexpr int inputs;                 this, names, vector_inputs and optional_inputs are
+//                                                as in cell.hpp
 //
 //   void step(in, S (&state)[states])            the state after the step, in place. S is R, or
 //                                                Dual<R, states>: then the step's tangent too

@@ -3,4 +3,4 @@
 
 #include "leaky_cell.hpp"
 
-SCANRNN_ON_CUDA(LeakyCell)
+SCANRNN_ON_CUDA(mine::LeakyCell)

@@ -9,6 +9,8 @@
 
 #include <scanrnn/core/cell.hpp>
 
+namespace mine {
+
 struct LeakyCell : scanrnn::CellBase {
   // What callers see: the inputs in order, their names, and which are one value a channel.
   enum Input { kX, kRate };
@@ -51,3 +53,5 @@ struct LeakyCell : scanrnn::CellBase {
     din[kRate] = a * rest * (h_prev - in[kX]) * g;
   }
 };
+
+}  // namespace mine

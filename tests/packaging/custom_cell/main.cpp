@@ -13,6 +13,8 @@
 
 namespace {
 
+using mine::LeakyCell;
+
 constexpr int kSteps = 1000, kChannels = 5;
 using Numbers = std::vector<double>;
 
