@@ -5,8 +5,13 @@
 //   #include "leaky_cell.hpp"                            // the cell, without custom_cell.hpp
 //   SCANRNN_ON_CUDA(LeakyCell)
 //
-// and calls of the cell (cells.hpp) take a Target on a CUDA device.
+// and calls of the cell (cells.hpp) take a Target on a CUDA device. It takes the static library: a
+// shared one has a CUDA runtime of its own, which launches none of a program's kernels.
 #pragma once
+
+#if defined(SCANRNN_SHARED)
+#error "a cell's CUDA kernels take the static library: build scanrnn without SCANRNN_SHARED"
+#endif
 
 #include "cuda/kernels/family.cuh"
 #include "scanrnn/core/cell_type.hpp"

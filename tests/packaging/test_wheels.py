@@ -291,6 +291,14 @@ def test_wheel_with_a_shared_library(run: Run, source: Path, tmp_path: Path) -> 
         run("cmake", "-S", FOLDER / program, "-B", folder, f"-Dscanrnn_DIR={package}")
         run("cmake", "--build", folder)
         assert expected in run(folder / program).stdout
+    # Its CUDA runtime would not know a program's kernels, which says so where they are compiled.
+    targets = (Path(package) / "scanrnnTargets.cmake").read_text()
+    assert 'INTERFACE_COMPILE_DEFINITIONS "SCANRNN_SHARED"' in targets
+    include = Path(package).parents[2] / "include"
+    header = include / "scanrnn" / "custom_cell.cuh"
+    flags = ("-x", "c++", "-E", "-DSCANRNN_SHARED", f"-I{include}")
+    output = run(os.environ.get("CXX", "c++"), *flags, header, fails=True).stdout
+    assert "a cell's CUDA kernels take the static library" in output
 
 
 def test_two_distributions_are_noticed_at_import(
