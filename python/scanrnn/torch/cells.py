@@ -145,9 +145,10 @@ def _step(
     options: list[float],
 ) -> tuple[Tensor, Tensor]:
     """`_cell` on one step: inputs have no time axis."""
-    whole = one_step(fn, full), vectors, state, options
     y, final = _cell(
-        fn, _cells.KINDS[kind], *whole, -2, False, None, None, None, "right", True
+        fn, _cells.KINDS[kind], one_step(fn, full), vectors, state, options,
+        axis=-2, reverse=False, cu_seqlens=None, lengths=None, reset=None, padding_side="right",
+        return_final=True,
     )  # fmt: skip
     return y.squeeze(-2), final
 

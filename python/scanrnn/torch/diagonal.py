@@ -119,10 +119,11 @@ def solve_step(
     options: list[float],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """`solve_cell` on one step: inputs have no time axis."""
-    whole = one_step(fn, full), vectors, states, options
     y, final = solve_cell(
-        fn, kind, *whole, None, 8, None, -2, False, None, None, None, "right", True, False
-    )
+        fn, kind, one_step(fn, full), vectors, states, options,
+        tolerance=None, max_passes=8, segment=None, axis=-2, reverse=False, cu_seqlens=None,
+        lengths=None, reset=None, padding_side="right", return_final=True, return_report=False,
+    )  # fmt: skip
     return y.squeeze(-2), final if isinstance(final, tuple) else (final,)
 
 
