@@ -40,7 +40,7 @@ namespace scanrnn {
 /// of all sequences fill by themselves, max_passes = 0, a serial run, may take less time.
 struct SolveOptions {
   /// A start has come to rest once it moves by no more than `tolerance * max(1, |start|)`, and is
-  /// apart from the end of the segment before by no more than `most_apart` times that. 0: 1e-6, for
+  /// apart from the end of the segment before by less than `most_apart` times that. 0: 1e-6, for
   /// float64 1e-13.
   double tolerance = 0;
   static constexpr double most_apart = 4;

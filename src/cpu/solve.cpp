@@ -752,9 +752,10 @@ Mismatch correct(const Call<S>& c, const Sequence& q, Index channel, bool moves)
       const double small = c.p.tolerance * size;
       const double rounding = size * std::numeric_limits<S>::epsilon();
       // Where rounding takes the increment back there is nothing left to move. Where a segment
-      // makes much of little, increments may vanish and boundaries stay apart.
+      // makes much of little, increments may vanish and boundaries stay apart. From a start that
+      // overflowed, nothing is less than infinitely apart.
       stays = stays && (std::fabs(next[s]) <= small || static_cast<S>(start + next[s]) == start) &&
-              std::fabs(gap) <= SolveOptions::most_apart * std::max(small, rounding);
+              std::fabs(gap) < SolveOptions::most_apart * std::max(small, rounding);
       is_finite = is_finite && std::isfinite(next[s]);
     }
     for (int s = 0; s < c.states; ++s) d[s] = next[s];

@@ -561,7 +561,7 @@ __device__ __forceinline__ A most_apart(const SolveArgs& g, const A& state) {
 
 /// Whether a start has come to rest, from which the segment before ends `gap` apart, and whose
 /// increment is `d`. Where a segment makes much of little, increments may vanish and boundaries
-/// stay apart.
+/// stay apart. From a start that overflowed, nothing is less than infinitely apart.
 template <class A, int N>
 __device__ __forceinline__ bool rests(const SolveArgs& g, const A (&start)[N], const A (&gap)[N],
                                       const A (&d)[N]) {
@@ -569,7 +569,7 @@ __device__ __forceinline__ bool rests(const SolveArgs& g, const A (&start)[N], c
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const A small = static_cast<A>(g.tolerance) * maximum(magnitude(start[i]), Constant<A>::of(1));
-    rests = rests && magnitude(d[i]) <= small && magnitude(gap[i]) <= most_apart(g, start[i]);
+    rests = rests && magnitude(d[i]) <= small && magnitude(gap[i]) < most_apart(g, start[i]);
   }
   return rests;
 }

@@ -227,6 +227,22 @@ def test_one_sequence_without_a_batch_axis(device, name, shape):
         torch.testing.assert_close(got.cpu(), want.reshape(shape[1:]), **TOLERANCE)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_n11_a_start_that_overflows_is_not_at_rest(device, dtype):
+    """Forget gates that swing: tangents multiply beyond float32, states stay where they were."""
+    f = 4 * torch.randn(1, 10, 64).repeat_interleave(100, 1)
+    args = [f.to(device, dtype), torch.full((64,), -5.4, device=device)]
+
+    def run(f, v, **options):
+        u = torch.full_like(f, 1.4)
+        return srt.sru(u, f, u, v_f=v, v_r=0 * v, segment=1, **options)
+
+    h, report = run(*args, return_report=True)
+    assert report.worst.status == "fell_back"
+    assert report.worst.residual < 1e-5
+    torch.testing.assert_close(h, run(*args, max_passes=0), rtol=0, atol=1e-3)
+
+
 @by_cell
 def test_cells_of_the_package_come_here(name):
     cell = CELLS[name]
