@@ -318,6 +318,22 @@ def test_n10_nan_stays_in_its_row(rng):
     assert _dense.STATUS[int(report.status)] == "fell_back"
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
+def test_n10_a_cotangent_counts_for_its_sequence_alone(rng, value):
+    params, x = parameters(rng, "gru"), jnp.asarray(rng.normal(size=(3, 400, 5)))
+    cotangents = rng.normal(size=(3, 400, 6))
+    cotangents[1, 250, 2] = value
+    got, want = (
+        jax.vjp(function, x)[1](jnp.asarray(cotangents))[0]
+        for function in (
+            lambda x: srj.gru(params, x, width=50, burn_in=8)[0],
+            lambda x: serial("gru", params, x)[0],
+        )
+    )
+    assert difference(got[::2], want[::2]) < 1e-10
+    np.testing.assert_array_equal(jnp.isfinite(got), jnp.isfinite(want))
+
+
 def test_s08_errors(rng):
     params = parameters(rng, "lstm")
     x = jnp.zeros((2, 100, 5))

@@ -488,6 +488,23 @@ def test_n10_nan_stays_in_its_row(cls, value):
     assert torch.equal(got[:200, 2].isfinite(), clean[:200, 2].isfinite())
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e200])
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_n10_a_cotangent_counts_for_its_sequence_alone(cls, value):
+    reference = network(cls, gain=2.0 if cls == "RNN" else 1.0)
+    module = ours(reference, width=50, burn_in=8)
+    x = sequences(reference, 500, 3)
+    cotangents = torch.randn(500, 3, 6, dtype=torch.float64)
+    cotangents[310, 1, 2] = value
+    got, want = (torch.autograd.grad(m(x)[0], x, cotangents)[0] for m in (module, reference))
+    assert module.last_report.adjoint.burn_in == 8
+    assert torch.equal(got.isfinite(), want.isfinite())
+    for b in (0, 2):
+        torch.testing.assert_close(got[:, b], want[:, b], rtol=0, atol=1e-10)
+    largest = value if math.isfinite(value) else 1.0
+    torch.testing.assert_close(got[311:, 1], want[311:, 1], rtol=0, atol=1e-10 * largest)
+
+
 @pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("gain", [1.0, 2.0])
 @pytest.mark.parametrize("burn_in", [8, 16, 24])

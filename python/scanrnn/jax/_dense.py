@@ -27,7 +27,7 @@ State: TypeAlias = tuple[Array, ...]  # (h,), or (h, c)
 #: Names of `DenseReport.status`.
 STATUS = ("serial", "converged", "fell_back")
 
-# As for PyTorch: relative to max(1, |state|), and to the largest cotangent.
+# As for PyTorch: relative to max(1, |state|), and to a sequence's largest cotangent.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
 ROWS = 1024  # chunks at once, about, that a device wants
 FEW = 8  # no more than one chunk in so many is open: a pass runs that many, else all
@@ -320,27 +320,34 @@ def _relax_backward(config: _Config, saved: Any, cotangents: Any) -> Any:
     _, pull = jax.vjp(leaf, params, x, start)
     gparams, gx, gstart = pull((gy, gends))
     found = _shift_back(gstart, gfinal)
-    missing = jax.tree.map(jnp.subtract, found, gends)
+    # What isn't finite was passed on already: once more would make no difference.
+    missing = jax.tree.map(lambda f, g: jnp.where(jnp.isfinite(g), f - g, 0), found, gends)
     none_missing = jax.tree.map(jnp.zeros_like, missing)
-    scale = jnp.stack([jnp.abs(f).max() for f in found]).max()
-    limit = config.tol * scale
 
-    def largest(missing: State) -> Array:
-        """Of each chunk, (P,)."""
-        gap = jnp.stack([jnp.abs(m).max((0, 2)) for m in missing]).max(0)
+    def largest(state: State, axis: tuple[int, ...]) -> Array:
+        parts: Array = jnp.stack([jnp.abs(s).max(axis) for s in state]).max(0)
+        return parts
+
+    sizes = tuple(jnp.where(jnp.isfinite(f), f, 0) for f in found)
+    info: Any = jnp.finfo(x.dtype)  # type: ignore[no-untyped-call]
+    scale = jnp.maximum(largest(sizes, (1, 2)), info.tiny)  # (B,), of each sequence
+
+    def gaps_of(missing: State) -> Array:
+        """Of each chunk, (P,), relative to the largest cotangent of its sequence."""
+        gap = (largest(missing, (2,)) / scale[:, None]).max(0)
         finite: Array = jnp.where(jnp.isnan(gap), jnp.inf, gap)
         return finite
 
     def goes_on(carry: Any) -> Array:
         *_, missing, last, passes = carry
-        worst = largest(missing).max()
+        worst = gaps_of(missing).max()
         decays = (passes == 1) | (worst < 0.5 * last)
-        go: Array = (worst > limit) & (passes < config.max_passes) & decays
+        go: Array = (worst > config.tol) & (passes < config.max_passes) & decays
         return go
 
     def again(carry: Any) -> Any:
         gparams, gx, gfirst, missing, _, passes = carry
-        gaps = largest(missing)
+        gaps = gaps_of(missing)
 
         def few(at: Array) -> Any:
             begin = tuple(_take(s, at, 1) for s in start)
@@ -362,7 +369,7 @@ def _relax_backward(config: _Config, saved: Any, cotangents: Any) -> Any:
             more_params, more_x, more = pull((jnp.zeros_like(gy), missing))
             return more_params, gx + more_x, more, none_missing
 
-        more_params, gx, more, stays = _run_open(gaps > limit, few, every)
+        more_params, gx, more, stays = _run_open(gaps > config.tol, few, every)
         return (
             add(gparams, more_params),
             gx,
@@ -375,8 +382,7 @@ def _relax_backward(config: _Config, saved: Any, cotangents: Any) -> Any:
     gfirst = tuple(g[:, 0] for g in gstart)
     carry = (gparams, gx, gfirst, missing, jnp.asarray(jnp.inf, scale.dtype), jnp.int32(1))
     gparams, gx, gfirst, missing, _, _ = lax.while_loop(goes_on, again, carry)
-    bad = largest(missing) > limit
-    bad = bad & ~jnp.isinf(largest(missing)).any()  # no order of sums makes that finite
+    bad = gaps_of(missing) > config.tol
     chunks = jnp.where(bad.any(), P - jnp.argmax(bad[::-1]), 0)
 
     def serially(carry: Any) -> Any:
@@ -532,8 +538,8 @@ def lstm(
             chunks are the serial recurrence.
         burn_in: steps that yield the first estimate of a chunk's start state, at most `width`.
         tol: mismatch between chunks, relative to max(1, |state|), and between cotangents, relative
-            to the largest, that counts as agreement. None means 1e-12, 2e-6, 4e-3 and 3e-2 for
-            float64, float32, float16 and bfloat16.
+            to the largest of their sequence, that counts as agreement. None means 1e-12, 2e-6, 4e-3
+            and 3e-2 for float64, float32, float16 and bfloat16.
         max_passes: None allows as many as make a tenth of the steps, and at least 2. They end
             earlier where the mismatch does not halve.
         precision: of the matrix products. JAX's own default, None, may be TF32 on a GPU, for which

@@ -146,30 +146,33 @@ class Adjoint:
         report.depth = 2 * (report.burn_in + w)
         ends = self._burn_in(gy, final)
         first, found = self.layout.join(self._run(gy, ends), final)
-        missing = tuple(f - e for f, e in zip(found, ends, strict=True))
-        scale = torch.stack([f.abs().amax() for f in found]).amax()
+        # What isn't finite was passed on already: once more would make no difference.
+        pairs = zip(found, ends, strict=True)
+        missing = tuple(torch.where(e.isfinite(), f - e, 0) for f, e in pairs)
         none = tuple(map(torch.zeros_like, final))
         if call.passes is not None:
             for _ in range(call.passes - 1):
                 more, missing = self.layout.join(self._run(None, missing), none)
                 first = tuple(a + b for a, b in zip(first, more, strict=True))
                 report.passes, report.depth = report.passes + 1, report.depth + 2 * w
-            left = torch.stack([m.abs().amax() for m in missing]).amax()
+            left, scale = _largest(missing).amax(), _largest(found).amax()
             report._residual = left / scale.clamp(min=torch.finfo(scale.dtype).tiny)
             return first
 
-        gaps, size = _read(missing, scale)
+        gaps, sizes = _read(missing, found)
+        size = self._of_sequences(sizes)
+        gaps = gaps / size
         gap = start_gap = float(gaps.max())
         last = math.inf
         spent = 0.0
         while True:
-            moved = np.nonzero(~(gaps <= call.adjoint_tolerance * size))[0]
-            report._residual = gap / size
-            if not len(moved) or not math.isfinite(gap):
+            moved = np.nonzero(~(gaps <= call.adjoint_tolerance))[0]
+            report._residual = gap
+            if not len(moved):
                 break
             spent += call.plan.pass_us(len(moved), True)
             stalled = call.plan.stalls(report.passes, gap / last) and len(moved) > 1
-            if spent > call.plan.extra_us or stalled:
+            if spent > call.plan.extra_us or stalled or not math.isfinite(gap):
                 chunk = int(self.layout.chunk[moved].max())
                 more = self._serially(missing, chunk)
                 first = tuple(a + b for a, b in zip(first, more, strict=True))
@@ -189,11 +192,19 @@ class Adjoint:
                 m.index_fill(0, index, 0) + f for m, f in zip(missing, found, strict=True)
             )
             report.passes, report.depth = report.passes + 1, report.depth + 2 * w
-            gaps, _ = _read(missing, scale)
+            gaps = _read(missing)[0] / size
             gap = float(gaps.max())
-        if gy is not None and (report.passes > 1 or report.status == "fell_back"):
-            self._learn(start_gap / size)
+        more_was_run = report.passes > 1 or report.status == "fell_back"
+        if gy is not None and more_was_run and math.isfinite(gap):
+            self._learn(start_gap)
         return first
+
+    def _of_sequences(self, sizes: Curve) -> Curve:
+        """For every row the largest of its sequence, of those that are finite."""
+        largest = np.full(self.layout.sequences, np.finfo(np.float64).tiny)
+        np.maximum.at(largest, self.layout.sequence, np.where(np.isfinite(sizes), sizes, 0))
+        every: Curve = largest[self.layout.sequence]
+        return every
 
     def _learn(self, gap: float) -> None:
         """A burn-in that would have been enough, from how far this one came."""
@@ -220,11 +231,15 @@ class Adjoint:
         return carry
 
 
-def _read(missing: State, scale: Tensor) -> tuple[Curve, float]:
-    """Largest missing cotangent of every row, and the largest cotangent."""
-    gaps = torch.stack([m.abs().amax(1) for m in missing]).amax(0)
-    read = torch.cat([gaps, scale[None]]).double().cpu().numpy()
-    return read[:-1], max(float(read[-1]), 1e-300)
+def _largest(state: State) -> Tensor:
+    """The largest of every row."""
+    return torch.stack([s.abs().amax(1) for s in state]).amax(0)
+
+
+def _read(*states: State) -> Curve:
+    """The largest of every row, for each of the states."""
+    read: Curve = torch.stack([_largest(s) for s in states]).double().cpu().numpy()
+    return read
 
 
 class Relax(torch.autograd.Function):

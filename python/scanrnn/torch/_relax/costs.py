@@ -25,7 +25,7 @@ TOLERANCE = {
 TF32_TOLERANCE = 5e-4
 ROUNDING = 8.0  # tolerances are rounding, if a further pass leaves them as they are
 
-# Relative to the largest cotangent.
+# Relative to the largest cotangent of a sequence.
 ADJOINT_TOLERANCE = {
     torch.float64: 1e-12,
     torch.float32: 1e-6,
