@@ -51,14 +51,15 @@ inline constexpr int kClusterBlocks = kRadix;
 
 /// Whether a pass has a kernel for clusters, where a thread has registers for it: the scan's, in
 /// types that three blocks have them for without a spill (complex128, and backward float64, do
-/// spill); and those of cases of cells, in 16 bits. There not where steps are held beside vectors,
-/// or vectors are prepared; nor backward where states are recomputed, or less than four blocks fit.
+/// spill); and those of cells whose options the compiler knows, in 16 bits. There not where steps
+/// are held beside vectors; nor backward where states are recomputed, vectors are prepared, or less
+/// than four blocks fit.
 template <class Cell, class T, bool kBackward, class P = RowPass<Cell, kBackward, T, true>>
 inline constexpr bool has_clusters =
     std::is_same_v<Cell, ScanCell> ? sizeof(T) <= 8 && !(kBackward && std::is_same_v<T, double>)
-    : sizeof(T) != 2 || Cell::is_prepared ? false
-    : kBackward                           ? P::reads_states && P::slots <= 3
-                                          : !(P::template holds_steps<T> && P::vectors != 0);
+    : sizeof(T) != 2               ? false
+    : kBackward                    ? P::reads_states && P::slots <= 3 && !Cell::is_prepared
+                                   : !(P::template holds_steps<T> && P::vectors != 0);
 
 template <class P>
 struct ClusterPass {

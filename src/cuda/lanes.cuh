@@ -16,13 +16,16 @@ using scanrnn::conj_if;
 using scanrnn::decayed;
 using scanrnn::exponential;
 using scanrnn::fma;
+using scanrnn::gated_root;
 using scanrnn::is_positive;
 using scanrnn::maximum;
 using scanrnn::minimum;
 using scanrnn::positive_part;
 using scanrnn::product;
 using scanrnn::reciprocal;
+using scanrnn::roots;
 using scanrnn::rounded_product;
+using scanrnn::scaled_exponentials;
 using scanrnn::select;
 using scanrnn::sigmoid;
 using scanrnn::softplus;
@@ -115,6 +118,17 @@ SCANRNN_HD Lanes<T, N> reciprocal(const Lanes<T, N>& p) {
   return each_lane<T, N>([&](int v) { return scanrnn::reciprocal(p.lane[v]); });
 }
 template <class T, int N>
+SCANRNN_HD Root<Lanes<T, N>> roots(const Lanes<T, N>& p) {
+  Root<Lanes<T, N>> r;
+#pragma unroll
+  for (int v = 0; v < N; ++v) {
+    const Root<Acc<T>> one = scanrnn::roots(p.lane[v]);
+    r.root.lane[v] = one.root;
+    r.inverse.lane[v] = one.inverse;
+  }
+  return r;
+}
+template <class T, int N>
 SCANRNN_HD Lanes<T, N> softplus(const Lanes<T, N>& p) {
   return each_lane<T, N>([&](int v) { return scanrnn::softplus(p.lane[v]); });
 }
@@ -133,6 +147,13 @@ struct Functions {
     return scanrnn::exponential(v);
   }
   static SCANRNN_HD Decayed<Acc<T>> decayed(const Acc<T>& v) { return scanrnn::decayed(v); }
+  static SCANRNN_HD Acc<T> gated_root(const Acc<T>& v, const Acc<T>& p) {
+    return scanrnn::gated_root(v, p);
+  }
+  static SCANRNN_HD ScaledExponentials<Acc<T>> scaled_exponentials(const Acc<T>& p,
+                                                                   const Acc<T>& q) {
+    return scanrnn::scaled_exponentials(p, q);
+  }
 };
 
 #if defined(__CUDA_ARCH__)
@@ -156,6 +177,24 @@ struct HalfFunctions : Functions<float> {
     p = ::fmaf(p, v, -2.0f);
     p = ::fmaf(p, v, -2.0f);
     return {a, device::where_at_least(v, -0x1p-4f, p * v, ::fmaf(-a, a, 1.0f))};
+  }
+  /// By one root. Where the gate is less than 2^-64 and v not far less than 1, it is taken as 0.
+  static __device__ __forceinline__ float gated_root(float v, float p) {
+    const float d = 1.0f + device::power_of_2(p * -0x1.715476p+0f);
+    return v * device::inverse_root(device::maximum(v, 0x1p-126f) * d * d);
+  }
+  /// To 2^-19. Times 2^-m, m the lesser of the two exponents if that is above 32, else 32: then at
+  /// least 2^-32 is left, or the one is too little to count. What the greater exponent is above
+  /// 2^124 makes no difference.
+  static __device__ __forceinline__ ScaledExponentials<float> scaled_exponentials(float p,
+                                                                                  float q) {
+    const float scale = -0x1.715476p+0f;
+    float m = device::maximum(device::maximum(p, q) * scale, 32.0f);
+    m = device::minimum(m, 3e38f);  // a finite number, for the difference
+    const auto power = [&](float v) {
+      return device::power_of_2(device::minimum(::fmaf(v, scale, -m), 124.0f));
+    };
+    return {power(p), power(q), 0x1p-32f};
   }
 };
 template <>
@@ -206,6 +245,23 @@ template <class T, int N>
 SCANRNN_HD Exponential<Lanes<T, N>> exponential(const Lanes<T, N>& p) {
   return each_lane_pair<Exponential, T, N>(
       [&](int v) { return Functions<T>::exponential(p.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD Lanes<T, N> gated_root(const Lanes<T, N>& p, const Lanes<T, N>& q) {
+  return each_lane<T, N>([&](int v) { return Functions<T>::gated_root(p.lane[v], q.lane[v]); });
+}
+template <class T, int N>
+SCANRNN_HD ScaledExponentials<Lanes<T, N>> scaled_exponentials(const Lanes<T, N>& p,
+                                                               const Lanes<T, N>& q) {
+  ScaledExponentials<Lanes<T, N>> r;
+#pragma unroll
+  for (int v = 0; v < N; ++v) {
+    const auto one = Functions<T>::scaled_exponentials(p.lane[v], q.lane[v]);
+    r.p.lane[v] = one.p;
+    r.q.lane[v] = one.q;
+    r.unit.lane[v] = one.unit;
+  }
+  return r;
 }
 
 }  // namespace scanrnn::cuda

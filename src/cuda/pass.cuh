@@ -84,8 +84,8 @@ struct Pass {
       recomputes && opens_gates<Cell> && of_gain != 0 && 2 * sizeof(T) == sizeof(Acc<T>);
   template <class T>
   using Opened = std::conditional_t<opens<T>, OpenedType<Cell>, Cell>;
-  /// Three inputs of 16 bits leave room for the gains of whole tiles, and for the upper halves of
-  /// what steps add, whose lower halves a thread holds in registers.
+  /// Three inputs of 16 bits leave room for the gains of whole tiles, and for half of what steps
+  /// add, of which a thread holds the other half in registers.
   template <class T>
   static constexpr bool splits_steps =
       !backward && !Cell::step_is_input && count(free) >= 3 && 2 * sizeof(T) == sizeof(Acc<T>);

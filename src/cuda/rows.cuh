@@ -229,7 +229,7 @@ struct RowLeaf {
     return P::slot(half == 0 ? P::lowest(P::of_gain) : kHeld);
   }
   Words held[kHolds ? kLeaf : 1];  // of the steps
-  Words held_high[kHoldsSteps ? kLeaf : 1];
+  Words held_too[kHoldsSteps ? kLeaf : 1];
   static constexpr int kEarly = kUnrolled<RowMode::plain_direct> > 1 ? kRowsAhead : 1;
   const char* direct_at[P::inputs];  // of the next step
   Words direct[kEarly][P::inputs];
@@ -377,22 +377,48 @@ struct RowLeaf {
       }
     }
   }
+  /// Two parts of a vector of numbers, each of the size of one of elements: its halves; or where
+  /// they come from exponentials those of every number, which spill less (TUNING.md).
+  static __device__ __forceinline__ void split(const R& x, Words& p, Words& q) {
+    unsigned word[2][W / 2];
+#pragma unroll
+    for (int v = 0; v < W / 2; ++v) {
+      if constexpr (Cell::is_input_costly) {
+        const unsigned even = __float_as_uint(x.lane[2 * v]);
+        const unsigned odd = __float_as_uint(x.lane[2 * v + 1]);
+        word[0][v] = __byte_perm(even, odd, 0x5410);
+        word[1][v] = __byte_perm(even, odd, 0x7632);
+      } else {
+        word[0][v] = __float_as_uint(x.lane[v]);
+        word[1][v] = __float_as_uint(x.lane[W / 2 + v]);
+      }
+    }
+    memcpy(&p, word[0], sizeof(p));
+    memcpy(&q, word[1], sizeof(q));
+  }
+  static __device__ __forceinline__ void join(const Words& p, const Words& q, R& x) {
+    unsigned word[2][W / 2];
+    memcpy(word[0], &p, sizeof(p));
+    memcpy(word[1], &q, sizeof(q));
+#pragma unroll
+    for (int v = 0; v < W / 2; ++v) {
+      if constexpr (Cell::is_input_costly) {
+        x.lane[2 * v] = __uint_as_float(__byte_perm(word[0][v], word[1][v], 0x5410));
+        x.lane[2 * v + 1] = __uint_as_float(__byte_perm(word[0][v], word[1][v], 0x7632));
+      } else {
+        x.lane[v] = __uint_as_float(word[0][v]);
+        x.lane[W / 2 + v] = __uint_as_float(word[1][v]);
+      }
+    }
+  }
   /// What a step adds.
   template <RowMode kMode>
   __device__ __forceinline__ void keep_split(int i, const R& x) {
     if constexpr (kSplits) {
-      unsigned low[W / 2], high[W / 2];
-#pragma unroll
-      for (int v = 0; v < W / 2; ++v) {
-        const unsigned p = __float_as_uint(x.lane[2 * v]), q = __float_as_uint(x.lane[2 * v + 1]);
-        low[v] = __byte_perm(p, q, 0x5410);
-        high[v] = __byte_perm(p, q, 0x7632);
-      }
-      memcpy(&held[i], low, sizeof(low));
       Words words;
-      memcpy(&words, high, sizeof(high));
+      split(x, held[i], words);
       if constexpr (kHoldsSteps) {
-        held_high[i] = words;
+        held_too[i] = words;
       } else {
         *reinterpret_cast<Words*>(vector_of<kMode>(P::split_slot, i)) = words;
       }
@@ -400,21 +426,10 @@ struct RowLeaf {
   }
   template <RowMode kMode>
   __device__ __forceinline__ void read_split(int i, R& x) const {
-    if constexpr (kSplits) {
-      Words words;
-      if constexpr (kHoldsSteps) {
-        words = held_high[i];
-      } else {
-        words = *reinterpret_cast<const Words*>(vector_of<kMode>(P::split_slot, i));
-      }
-      unsigned low[W / 2], high[W / 2];
-      memcpy(low, &held[i], sizeof(low));
-      memcpy(high, &words, sizeof(high));
-#pragma unroll
-      for (int v = 0; v < W / 2; ++v) {
-        x.lane[2 * v] = __uint_as_float(__byte_perm(low[v], high[v], 0x5410));
-        x.lane[2 * v + 1] = __uint_as_float(__byte_perm(low[v], high[v], 0x7632));
-      }
+    if constexpr (kHoldsSteps) {
+      join(held[i], held_too[i], x);
+    } else if constexpr (kSplits) {
+      join(held[i], *reinterpret_cast<const Words*>(vector_of<kMode>(P::split_slot, i)), x);
     }
   }
   /// Takes what isn't staged of step i, some steps before it is read.

@@ -234,6 +234,31 @@ SCANRNN_HD float sqrt(float v) {
 }
 SCANRNN_HD double sqrt(double v) { return ::sqrt(v); }
 
+/// sqrt(v) and 1 / sqrt(v), for v >= 0. The inverse of 0 is infinite or, in CUDA's kernels, large.
+template <class R>
+struct Root {
+  R root;
+  R inverse;
+};
+#if defined(__CUDA_ARCH__)
+namespace device {
+
+/// 1 / sqrt(v), where v is a normal number.
+__device__ __forceinline__ float inverse_root(float v) {
+  float r;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
+}  // namespace device
+SCANRNN_HD Root<float> roots(float v) {
+  const float inverse = device::inverse_root(device::maximum(v, 0x1p-126f));
+  return {v * inverse, inverse};
+}
+#endif
+template <class R>
+SCANRNN_HD Root<R> roots(const R& v);
+
 /// exp(v) and exp(v) - 1, each with full relative accuracy.
 template <class R>
 struct Exponential {
@@ -267,6 +292,12 @@ struct Decayed {
 };
 template <class R>
 SCANRNN_HD Decayed<R> decayed(const R& v);
+
+/// sqrt(v) sigmoid(p).
+template <class R>
+SCANRNN_HD R gated_root(const R& v, const R& p) {
+  return sqrt(v) * sigmoid(p);
+}
 
 /// log(1 + exp(v)), with full relative accuracy and without overflow.
 SCANRNN_HD float softplus(float v) { return positive_part(v) + ::log1pf(::expf(-::fabsf(v))); }
@@ -326,6 +357,36 @@ SCANRNN_HD R complement([[maybe_unused]] const R& f, [[maybe_unused]] const R& s
 template <class R>
 SCANRNN_HD R reciprocal(const R& v) {
   return Constant<R>::of(1) / v;
+}
+
+/// exp(-p), exp(-q) and 1, all of them times a number for which none overflows, though p and q be
+/// infinite, nor all underflow.
+template <class R>
+struct ScaledExponentials {
+  R p, q, unit;
+};
+template <class R>
+SCANRNN_HD ScaledExponentials<R> scaled_exponentials(const R& p, const R& q) {
+  // Half the greatest number: differences stay finite.
+  const R most = Constant<R>::of(0.5) * Greatest<R>::value();
+  const R minus_p = minimum(maximum(-p, -most), most);
+  const R minus_q = minimum(maximum(-q, -most), most);
+  const R larger_q = minus_p - minus_q;  // where negative
+  const R high = where_negative(larger_q, minus_q, minus_p);
+  const R low = where_negative(larger_q, minus_p, minus_q);
+  // With m the largest of 0, -p and -q, exp(-m) and exp(high - m): one of them is 1.
+  const R one = Constant<R>::of(1);
+  const R below = exponential(minimum(high, -high)).exp;
+  const R e_high = where_negative(high, below, one);
+  const R e_low = exponential(low - maximum(high, Constant<R>::of(0))).exp;
+  return {where_negative(larger_q, e_low, e_high), where_negative(larger_q, e_high, e_low),
+          where_negative(high, one, below)};
+}
+
+template <class R>
+SCANRNN_HD Root<R> roots(const R& v) {
+  const R root = sqrt(v);
+  return {root, reciprocal(root)};
 }
 
 template <class R>

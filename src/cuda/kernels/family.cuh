@@ -74,8 +74,12 @@ PassKernels pass_kernels() {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, BFloat16>) {
     add_cases<GivenCell, T, kBackward>(k, typename CasesOf<GivenCell>::Type{});
   }
-  if constexpr (std::is_same_v<Cell, ScanCell>) {  // those of cells are for cases alone
+  // Those of cells that have cases are for these alone.
+  constexpr bool kHasCases = !std::is_same_v<typename CasesOf<GivenCell>::Type, CellCases<>>;
+  if constexpr (std::is_same_v<Cell, ScanCell> || (std::is_same_v<T, BFloat16> && !kHasCases)) {
     k.clusters = cluster_kernel<Cell, T, kBackward>(k.rows);
+  }
+  if constexpr (std::is_same_v<Cell, ScanCell>) {
     if constexpr (has_narrow<T>) {
       k.narrow_whole = k.whole;
       k.narrow_whole.function =

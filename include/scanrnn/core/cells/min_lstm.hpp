@@ -11,9 +11,8 @@
 //
 //   f' = a / (a + b),  i' = b / (a + b),  a = 1 + exp(-pi),  b = 1 + exp(-pf),
 //
-// and a and b are scaled by exp(-m), m the largest of 0, -pf and -pi, so that every exponential is
-// at most 1 and a + b at least 1. Infinite gates count as very large ones: of two that are -inf,
-// each has half.
+// and a and b are scaled, so that neither overflows nor both underflow. Infinite gates count as
+// very large ones: of two that are -inf, each has half.
 //
 // Backward, with G_t = f'_{t+1} G_{t+1} + dh_t:
 //   dz  = i' g'(z) G
@@ -82,27 +81,13 @@ struct MinLstm : CellBase {
     R shut_f, shut_i;  // i' (1 - f), f' (1 - i)
 
     SCANRNN_HD explicit Gates(const R (&in)[inputs]) {
-      // Half the greatest number: differences stay finite.
-      const R most = Constant<R>::of(0.5) * Greatest<R>::value();
-      const R pf = minimum(maximum(-in[kForget], -most), most);
-      const R pi = minimum(maximum(-in[kInput], -most), most);
-      const R larger_i = pf - pi;  // where negative
-      const R high = where_negative(larger_i, pi, pf);
-      const R low = where_negative(larger_i, pf, pi);
-      // exp(-m) and exp(high - m): one of them is 1.
-      const R one = Constant<R>::of(1);
-      const R below = exponential(minimum(high, -high)).exp;
-      const R unit = where_negative(high, one, below);
-      const R e_high = where_negative(high, below, one);
-      const R e_low = exponential(low - maximum(high, Constant<R>::of(0))).exp;
-      const R ef = where_negative(larger_i, e_low, e_high);
-      const R ei = where_negative(larger_i, e_high, e_low);
-      const R a = unit + ei, b = unit + ef;
+      const ScaledExponentials<R> e = scaled_exponentials(in[kForget], in[kInput]);
+      const R a = e.unit + e.q, b = e.unit + e.p;
       const R share = reciprocal(a + b);
       f = a * share;
       i = b * share;
-      shut_f = ef * share;
-      shut_i = ei * share;
+      shut_f = e.p * share;
+      shut_i = e.q * share;
     }
   };
 };

@@ -56,7 +56,7 @@ struct RgLru : CellBase {
   template <class R>
   SCANRNN_HD Affine<R> step(const R (&in)[inputs]) const {
     const Decay<R> decay(*this, in);
-    return {decay.a, sqrt(decay.rest) * sigmoid(in[kInput]) * in[kX]};
+    return {decay.a, gated_root(decay.rest, in[kInput]) * in[kX]};
   }
   template <class R>
   SCANRNN_HD R output(const R (&)[inputs], const R& h) const {
@@ -75,11 +75,11 @@ struct RgLru : CellBase {
                            R (&din)[inputs]) const {
     const R one = Constant<R>::of(1);
     const Decay<R> decay(*this, in);
-    const R root = sqrt(decay.rest);
+    const auto [root, inverse] = roots(decay.rest);
     const R i = sigmoid(in[kInput]);
     const R input = i * in[kX];
-    const R least = Constant<R>::of(0.5 / steepest_root);
-    const R root_slope = Constant<R>::of(0.5) * reciprocal(maximum(root, least));
+    const R root_slope =
+        Constant<R>::of(0.5) * minimum(inverse, Constant<R>::of(2 * steepest_root));
     const R twice = decay.a + decay.a;
     const R d_log = decay.a * fma(-(twice * root_slope), input, h_prev) * g;
     din[kX] = root * i * g;
