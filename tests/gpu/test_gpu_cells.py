@@ -331,9 +331,10 @@ def test_extreme_gates(device, name):
             own = list(args)
             own[k] = args[k].clone()
             own[k][:, ::3] = value
-            got = evaluate(cell, own, torch.float32, device, LAYOUTS[layout])
             cpu = evaluate(cell, own, torch.float64)
-            assert_close(got, cpu, torch.float32, cell.names, factor=4)
+            for dtype in (torch.float32, *HALVES):
+                got = evaluate(cell, own, dtype, device, LAYOUTS[layout])
+                assert_close(got, cpu, dtype, cell.names, factor=4)
 
 
 @pytest.mark.parametrize("activation", ["identity", "positive"])
