@@ -234,7 +234,7 @@ SCANRNN_HD float sqrt(float v) {
 }
 SCANRNN_HD double sqrt(double v) { return ::sqrt(v); }
 
-/// sqrt(v) and 1 / sqrt(v), for v >= 0. The inverse of 0 is infinite or, in CUDA's kernels, large.
+/// sqrt(v) and 1 / sqrt(v), at most 2^63, for v >= 0.
 template <class R>
 struct Root {
   R root;
@@ -386,7 +386,7 @@ SCANRNN_HD ScaledExponentials<R> scaled_exponentials(const R& p, const R& q) {
 template <class R>
 SCANRNN_HD Root<R> roots(const R& v) {
   const R root = sqrt(v);
-  return {root, reciprocal(root)};
+  return {root, reciprocal(maximum(root, Constant<R>::of(0x1p-63)))};  // root may be -0
 }
 
 template <class R>
