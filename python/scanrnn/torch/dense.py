@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -586,7 +585,9 @@ class _Run:
         )
 
         def choose(burn_in: int) -> Plan | None:
-            return plan.choose(*call, burn_in, module.width, force, not module.recompute)
+            adjoint = 0 if module.burn_in else history.adjoint
+            keeps = not module.recompute
+            return plan.choose(*call, burn_in, module.width, force, keeps, adjoint)
 
         burn_in = module.burn_in or history.burn_in
         if not burn_in and module.passes is not None:
@@ -612,10 +613,7 @@ class _Run:
                 history.fail()
                 return None
             return trial
-        choice = choose(burn_in or plan.BURN_IN)
-        if choice is None or module.burn_in:
-            return choice
-        return dataclasses.replace(choice, adjoint=history.adjoint)
+        return choose(burn_in or plan.BURN_IN)
 
     def _probe(self, sequences: Sequences, x: Tensor, choose: Callable[[int], Plan | None]) -> None:
         longest = plan.probe_steps(
@@ -634,7 +632,7 @@ class _Run:
             tolerance = self._tolerance(x)
             found = plan.probe(self.kernel, windows, weights, longest, tolerance, choose)
         if found is not None and found.sure:
-            self.history.learn(found.steps)
+            self.history.learn(found.steps, probe=True)
         elif found is not None:
             self.history.slow = found.steps
 
@@ -773,11 +771,12 @@ class LSTM(_Parallel, nn.LSTM):
     noticed by a probe of up to 4% of the cost, which is made again after ever more calls.
 
     Repeated calls choose the same chunks, and give the same bits, unless what they learned no
-    longer fits the weights. The first call knows what its probe saw, and the second what the first
-    one learned: their last bits may differ, within the tolerance. With `burn_in` calls that
-    converge learn nothing, and those on one input have the same bits, the first too; so they have
-    with torch.use_deterministic_algorithms, where every call probes anew. Rows of a batch have the
-    bits that the framework's kernel gives them, which depend on the batch.
+    longer fits the weights. The first call knows what its probe saw, the second what the first one
+    learned, where memory is long the third maybe more: their last bits may differ, within the
+    tolerance. With `burn_in` calls that converge learn nothing, and those on one input have the
+    same bits, the first too; so they have with torch.use_deterministic_algorithms, where every call
+    probes anew. Rows of a batch have the bits that the framework's kernel gives them, which depend
+    on the batch.
 
     Differences to torch.nn.LSTM: dropout between layers draws other masks on a GPU where layers run
     one by one. Under autocast, torch.func and forward mode the framework's kernel runs.

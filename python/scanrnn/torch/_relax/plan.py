@@ -21,6 +21,8 @@ Curve = NDArray[np.float64]
 SHORTEST = 16  # burn-in
 LIKELY = 40  # burn-in, as long as nothing is known
 BURN_IN = 48  # steps; weights as initialised forget to 5e-7 in 32 steps, to 1e-7 in 48
+MARGIN = 1.15  # times the steps that a call needed
+PROBE_MARGIN = 1.25  # times those that a probe needed, at its few places
 PROBE_STEPS = 128  # the first length of a probe
 PROBE_GROWTH = 4  # of its length, as long as states don't agree: each look waits for the device
 PROBE_PLACES = 8  # at which it looks
@@ -56,6 +58,7 @@ class History:
             isn't known.
         burn_in: what was chosen from that; changed only where it no longer fits, so that repeated
             calls keep the bits of their results.
+        guess: it was chosen from what a probe saw, not from a call.
         adjoint: the same for cotangents, where they needed more than states.
         slow: steps that states may take to agree, if a probe did not see them do so, else 0.
         pause: calls to run serially before the next probe.
@@ -64,25 +67,33 @@ class History:
 
     needed: int | None = None
     burn_in: int = 0
+    guess: bool = False
     adjoint: int = 0
     slow: int = 0
     pause: int = 0
     failures: int = 0
 
-    def learn(self, needed: int, *, bound: bool = False) -> None:
-        """Take note of steps that were enough; as a bound, if maybe fewer are."""
+    def learn(self, needed: int, *, bound: bool = False, probe: bool = False) -> None:
+        """Take note of steps that were enough; as a bound, if maybe fewer are.
+
+        A probe sees few places, and its states are further apart than most: where it says that
+        memory is long, a call may correct it.
+        """
+        guess, self.guess = self.guess, probe
         self.needed, self.failures = needed, 0
         if bound:
+            self.guess = guess
             self.burn_in = needed if needed <= 0.75 * self.burn_in else self.burn_in
             return
-        wanted = self.wanted(needed)
-        if not needed <= self.burn_in <= 2 * wanted:
+        wanted = self.wanted(needed, PROBE_MARGIN if probe else MARGIN)
+        slack = 1 if guess and self.burn_in > PROBE_STEPS else 2
+        if not needed <= self.burn_in <= slack * wanted:
             self.burn_in = wanted
 
     @staticmethod
-    def wanted(needed: int) -> int:
+    def wanted(needed: int, margin: float = PROBE_MARGIN) -> int:
         """The burn-in for a network that needs so many steps."""
-        return max(SHORTEST, 8 * math.ceil((1.25 * needed + 4) / 8))
+        return max(SHORTEST, 8 * math.ceil((margin * needed + 4) / 8))
 
     def fail(self) -> None:
         """It did not converge: run serially for a while, longer each time."""
@@ -104,8 +115,9 @@ class Plan:
         serial_us: predicted time of the serial kernel, forward or forward and backward; inf if
             chunks are wanted at any price.
         us: predicted time of the relaxation.
-        adjoint: the burn-in of the backward pass, if that is longer. Kept from the forward pass on,
-            so that backward again gives the same bits.
+        adjoint: the burn-in of the backward pass, if that is longer: because cotangents need more
+            steps, or because whole passes are cheaper (see `choose`). Kept from the forward pass
+            on, so that backward again gives the same bits.
         trial: there is no burn-in, and passes go on for as long as they bring states together.
     """
 
@@ -176,6 +188,7 @@ def choose(
     width: int | None = None,
     force: bool = False,
     keeps: bool = False,
+    adjoint: int = 0,
 ) -> Plan | None:
     """The chunks that take least time, or None where the serial kernel does.
 
@@ -191,43 +204,66 @@ def choose(
         width: of chunks, if that is given.
         force: chunks even if they are slower.
         keeps: whether the backward pass finds what the forward pass left. Then whole passes of its
-            burn-in don't run the chunks again, and widths that divide the burn-in are worth more.
+            burn-in don't run the chunks again, and a longer one of these alone may take less.
+        adjoint: steps that cotangents need, if they are known to need more.
     """
     if not total:
         return None
 
     run = _cost_of_runs(kernel, device_type, dtype)
     serial = run(longest, total / longest, grad, False)
-    around = costs.machine(device_type).relaxation
+    around, call = costs.machine(device_type).relaxation, costs.machine(device_type).call
+
+    def backward(w: int) -> tuple[float, int]:
+        """Time of the backward pass, and its burn-in."""
+
+        def part(n: int) -> float:  # of a burn-in
+            both = run(n, total / w, True, True)
+            return max(both - costs.weights_us(kernel, n, total / w, device_type, dtype), both / 2)
+
+        steps = max(burn_in, adjoint)
+        passes, first = divmod(steps, w)
+        again = part(w) - (run(w, total / w, False, True) if keeps else 0.0)
+        us = around[1] + run(w, total / w, True, True) + passes * again
+        partly = part(first) + call[1] if first else 0.0
+        if keeps and again < partly:
+            return us + again, (passes + 1) * w
+        return us + partly, steps
+
+    def chunks(w: int) -> float:
+        us = around[0] + (1 + burn_in // w) * run(w, total / w, False, True)
+        if first := burn_in % w:
+            us += run(first, total / w, False, True) + call[0]
+        return us + (backward(w)[0] if grad else 0.0)
 
     def cost(w: int) -> float:
-        passes, first = divmod(burn_in, w)
         rest = longest % w
-        us = 0.0
-        for backward in (False, True) if grad else (False,):
-            one = run(w, total / w, backward, True)
-            again = run(w, total / w, False, True) if keeps and backward else 0.0
-            us += around[backward] + one + passes * (one - again)
-            if first:
-                us += run(first, total / w, backward, True)
-        return us + (run(rest, sequences, grad, False) if rest else 0.0)
+        return chunks(w) + (run(rest, sequences, grad, False) if rest else 0.0)
 
     if width is None:
-        parts = [burn_in // n for n in BURN_IN_PARTS if keeps and grad and burn_in % n == 0]
+        steps = max(burn_in, adjoint)
+        parts = [math.ceil(steps / n) for n in BURN_IN_PARTS if keeps and grad]
         widths = [w for w in sorted({*WIDTHS, *parts}) if WIDTHS[0] <= w <= longest // 2]
         if force and not widths and longest >= 2:
             widths = [longest // 2]
         if not widths:
             return None
-        best = min(widths, key=cost)
+        best = min(widths, key=chunks)
         # Near it, one that leaves few steps over, or none: the widest of so many chunks.
-        most = min(best + max(1, best // 5), longest // 2)
-        near = {longest // n for n in range(longest // most, longest // best + 1)}
-        width = min((w for w in near | {best} if best <= w <= most), key=lambda w: (cost(w), w))
+        least, most = best - best // 5, min(best + max(1, best // 5), longest // 2)
+        near = {longest // n for n in range(longest // most, longest // least + 1)}
+        width = min((w for w in near | {best} if least <= w <= most), key=lambda w: (cost(w), w))
     if longest < 2 * width or (not force and cost(width) * GAIN > serial):
         return None
     return Plan(
-        kernel, width, burn_in, device_type, dtype, math.inf if force else serial, cost(width)
+        kernel,
+        width,
+        burn_in,
+        device_type,
+        dtype,
+        math.inf if force else serial,
+        cost(width),
+        backward(width)[1] if grad else adjoint,
     )
 
 
