@@ -817,6 +817,21 @@ def test_a_probe_costs_little():
     assert plan.probe_steps(big, 1, 64, x, True) == 32
 
 
+def test_a_call_corrects_what_a_probe_said_of_a_long_memory():
+    history = plan.History()
+    history.learn(300, probe=True)
+    assert history.burn_in == 384
+    history.learn(150, bound=True)  # a call saw no more than that these are enough
+    history.learn(110)
+    assert history.burn_in == 136
+    history.learn(100)  # of calls' own, the burn-in stays as long as it fits
+    assert history.burn_in == 136
+    short = plan.History()
+    short.learn(70, probe=True)
+    short.learn(40)
+    assert short.burn_in == 96
+
+
 def test_where_relaxing_pays():
     def choice(kernel, B, T, device="cuda", grad=True, burn_in=48):
         return plan.choose(kernel, B, T, B * T, device, torch.float32, grad, burn_in)
@@ -833,6 +848,11 @@ def test_where_relaxing_pays():
     call = (big, 1, 65280, 65280, "cuda", torch.float32, True, 320)
     kept, again = plan.choose(*call, keeps=True), plan.choose(*call)
     assert kept.us < 0.9 * again.us
+    small = plan.choose(Kernel("LSTM", 2, 256), *call[1:-1], 304, keeps=True)
+    assert small.adjoint >= 304
+    assert small.adjoint % small.width == 65280 % small.width == 0
+    more = plan.choose(Kernel("LSTM", 2, 256), *call[1:-1], 304, keeps=True, adjoint=400)
+    assert more.adjoint >= 400
     wide = Kernel("LSTM", 4096, 64)
     args = (2000, 64, "cuda", torch.float32, True, True)
     assert costs.run_us(wide, *args) > costs.run_us(Kernel("LSTM", 64, 64), *args)

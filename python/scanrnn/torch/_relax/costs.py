@@ -217,15 +217,6 @@ def run_us(
     return max(call, 0.1 * call + steps * us)
 
 
-def weights_us(
-    kernel: Kernel, steps: float, rows: float, device_type: str, dtype: torch.dtype
-) -> float:
-    """What the weights' gradient takes of `run_us`, which a burn-in does without."""
-    flops = max(kernel.flops, kernel.square_flops)
-    factor = DTYPE_FACTOR.get(dtype, (1.0, 1.0))[True]
-    return factor * steps * rows * flops / machine(device_type).rate
-
-
 @lru_cache(maxsize=256)
 def _step(
     kernel: Kernel, device_type: str, dtype: torch.dtype, grad: bool, many: bool
