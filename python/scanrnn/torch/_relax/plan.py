@@ -48,13 +48,13 @@ WIDTHS = [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 
 #   from starts before all weights moved by 1e-4, 2 and 3, 2 and 6, by 1e-3 2 and 3, 2 and 8; from
 #   another sequence's 2 and 4, 2 and 9. And bits would depend on the calls before.
 #
-# A step of 336 rows, LSTM of 256 units, takes 18.8 us forward and 21.9 backward. What was weighed to
-# make it less (tests/bench/RESULTS.md, Training):
+# A step of 336 rows, LSTM of 256 units, takes 18.8 us forward and 21.9 backward. What was weighed
+# to make it less (tests/bench/RESULTS.md, Training):
 # - A burn-in's first part in float16: 12.3 us forward, which is the time of the host's launches;
 #   backward nothing, as it would have to run forward again. It ends 1e-3 off, which takes back the
 #   steps from there: 100 of 384 could be had, 0.5 ms of 26. Larger networks: 43 us to 12 for 512
 #   units, 67 to 13 for 1024 (170 rows).
-# - Halves of the rows on two streams: 28.9 us forward, 69.7 with backward, 24.0 and 52.0 in a graph.
+# - Halves of the rows on two streams: 28.9 us forward, 69.7 with backward; in a graph 24.0, 52.0.
 
 
 @dataclass
