@@ -502,6 +502,27 @@ TORCH_LAYER = {
     "segment": "with recurrent=True, as in `scanrnn.torch.{name}`.",
 }
 
+#: Arguments of torch.nn's layers, parallel in time.
+TORCH_DENSE = {
+    **TORCH_LAYER,
+    "nonlinearity": '"tanh" or "relu".',
+    "parallel": "None chooses per call, layer and direction what is predicted to be faster. True "
+    "relaxes wherever a sequence has two chunks, and still falls back to the serial kernel where "
+    "that does not converge. False always takes the serial kernel.",
+    "tol": "mismatch between chunks, relative to max(1, |state|), that counts as agreement. None "
+    "means 1e-12, 2e-6, 4e-3 and 3e-2 for float64, float32, float16 and bfloat16, and 5e-4 where "
+    "cuDNN may use TF32 (torch.backends.cudnn.allow_tf32).",
+    "passes": "a fixed number of passes over all chunks, beside the burn-in: nothing waits for the "
+    "device, and CUDA graphs can record the call. Nothing is checked either: the report says "
+    "whether it converged, when it is asked.",
+    "width": "steps of a chunk. None chooses.",
+    "burn_in": "steps that yield the first estimate of a chunk's start state. None chooses, and "
+    "learns from call to call.",
+    "recompute": "run chunks again in backward, which saves only inputs, outputs and the states at "
+    "chunks' starts, and takes about a quarter more time. False keeps what cuDNN needs of them, as "
+    "torch.nn's layer does, where an eighth of the device's memory has room for it.",
+}
+
 #: Arguments of the functions that make a layer's parameters in JAX.
 JAX_INIT = {
     "key": "a JAX random key.",

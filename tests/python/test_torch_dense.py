@@ -1,6 +1,7 @@
 """scanrnn.torch's LSTM, GRU and RNN against torch.nn's: values, gradients, reports."""
 
 import copy
+import inspect
 import math
 import os
 import pickle
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from typing import get_overloads
 
 import hypothesis.strategies as st
 import numpy as np
@@ -879,6 +881,83 @@ def test_state_dict_and_constructor_are_torchs(kind):
     x = sequences(reference, 100, 2, requires_grad=False)
     assert torch.equal(again(x)[0], other(x)[0])
     assert other.double()(x.double())[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("cls", ["LSTM", "GRU", "RNN"])
+def test_the_signature_is_torchs_and_the_options(cls):
+    options = {"tol": None, "passes": None, "width": None, "burn_in": None, "recompute": False}
+    theirs, *_ = get_overloads(getattr(nn, cls).__init__)
+    want = [(p.name, p.default) for p in inspect.signature(theirs).parameters.values()][1:]
+    want += [("parallel", None), *options.items()]
+    found = inspect.signature(getattr(srt, cls)).parameters.values()
+    assert [(p.name, p.default) for p in found] == want
+    assert [p.name for p in found if p.kind is p.KEYWORD_ONLY] == ["parallel", *options]
+    with pytest.raises(TypeError, match=rf"{cls}\S* got an unexpected keyword argument 'biass'"):
+        getattr(srt, cls)(3, 4, biass=False)
+    reference = getattr(nn, cls)(3, 4)
+    with pytest.raises(TypeError, match=rf"{cls}\S* got an unexpected keyword argument 'tole'"):
+        getattr(srt, cls).from_torch(reference, tole=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [
+        ("LSTM", (3, 4, 2, True, True)),
+        ("LSTM", (3, 4, 2, False, True, 0.5, True, 2, "cpu", torch.float64)),
+        ("GRU", (3, 4, 2, False, True, 0.5, True)),
+        ("RNN", (3, 4, 1, "relu")),
+        ("RNN", (3, 4, 2, "tanh", False, True, 0.5, True)),
+    ],
+)
+def test_arguments_by_position_are_torchs(cls, arguments):
+    reference, module = getattr(nn, cls)(*arguments), getattr(srt, cls)(*arguments)
+    assert repr(module) == repr(reference)
+    assert module.mode == reference.mode
+    module.load_state_dict(reference.state_dict())
+    x = sequences(reference.eval(), 20, 2)
+    assert torch.equal(module.eval()(x)[0], reference(x)[0])
+
+
+def test_device_and_dtype_by_position():
+    # torch.nn's GRU and RNN take a proj_size before them, against their own signatures.
+    gru = srt.GRU(3, 4, 1, True, False, 0.0, False, "meta", torch.float64)
+    rnn = srt.RNN(3, 4, 1, "relu", True, False, 0.0, False, "meta", torch.float64)
+    for module in (gru, rnn):
+        assert module.weight_hh_l0.is_meta
+        assert module.weight_hh_l0.dtype == torch.float64
+
+
+@by_kind
+def test_skip_init(kind):
+    cls, options = KINDS[kind]
+    reference = network(cls, **options)
+    module = nn.utils.skip_init(
+        getattr(srt, cls), 5, 6, dtype=torch.float64, parallel=True, burn_in=60, **options
+    )
+    module.load_state_dict(reference.state_dict())
+    other = ours(reference, burn_in=60)
+    x = sequences(reference, 300, 2)
+    for m in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        for a, b in zip(outcome(m, x), outcome(other, x), strict=True):
+            assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+        assert m.last_report.status == "converged"
+
+
+class _Encoder(srt.LSTM):
+    """A layer whose constructor has arguments of its own, and passes on others."""
+
+    def __init__(self, size, *args, scale=1.0, **kwargs):
+        super().__init__(size, size, *args, **kwargs)
+        self.scale = scale
+
+
+def test_subclasses():
+    module = _Encoder(3, 2, False, scale=2.0, proj_size=1, width=40)
+    assert (module.num_layers, module.bias, module.proj_size) == (2, False, 1)
+    assert (module.scale, module.width, module.parallel) == (2.0, 40, None)
+    assert pickle.loads(pickle.dumps(module)).scale == 2.0
+    with pytest.raises(ValueError, match="_Encoder: width is 0, expected at least 1"):
+        _Encoder(3, width=0)
 
 
 def test_from_torch_shares_the_weights():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import _VF, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import PackedSequence
 
+from scanrnn import _docs
 from scanrnn._array.options import real_number, whole_number
 
 from ._arguments import require_tensor
@@ -27,6 +28,14 @@ from ._relax.report import FixedReport, Report, worst
 from ._relax.rows import Layout
 
 __all__ = ["GRU", "LSTM", "RNN", "Report"]
+
+_documented = _docs.documented_layer(
+    _docs.TORCH_DENSE,
+    errors={
+        "ValueError": "an argument is out of range.",
+        "TypeError": "an argument is of a wrong type, or unknown.",
+    },
+)
 
 Index = NDArray[np.int64]
 
@@ -44,26 +53,28 @@ def _transforms(x: Tensor) -> bool:
     return _autocasts(x) or torch._C._are_functorch_transforms_active() or in_forward_mode()
 
 
+class Options(TypedDict, total=False):
+    """What LSTM, GRU and RNN take beside torch.nn's arguments; `LSTM` documents it."""
+
+    parallel: bool | None
+    tol: float | None
+    passes: int | None
+    width: int | None
+    burn_in: int | None
+    recompute: bool
+
+
 class _Parallel(nn.RNNBase):
     """What LSTM, GRU and RNN share: torch.nn's layer, and relaxation over time.
 
     Args:
         args: torch.nn's.
-        parallel: None chooses, per call, layer and direction, what is predicted to be faster. True
-            relaxes wherever a sequence has two chunks, and still falls back to the serial kernel
-            where that does not converge. False always takes the serial kernel.
-        tol: mismatch between chunks, relative to max(1, |state|), that counts as agreement. None
-            means 1e-12, 2e-6, 4e-3 and 3e-2 for float64, float32, float16 and bfloat16, and 5e-4
-            where cuDNN may use TF32 (torch.backends.cudnn.allow_tf32).
-        passes: a fixed number of passes over all chunks, beside the burn-in: nothing waits for the
-            device, and CUDA graphs can record the call. Nothing is checked either: the report says
-            whether it converged, when it is asked.
-        width: steps of a chunk. None chooses.
-        burn_in: steps that yield the first estimate of a chunk's start state. None chooses, and
-            learns from call to call.
-        recompute: run chunks again in backward, which saves only inputs, outputs and the states at
-            chunks' starts, and takes about a quarter more time. False keeps what cuDNN needs of
-            them, as torch.nn's layer does, where an eighth of the device's memory has room for it.
+        parallel: as in `LSTM`, likewise the other options.
+        tol: see parallel.
+        passes: see parallel.
+        width: see parallel.
+        burn_in: see parallel.
+        recompute: see parallel.
         kwargs: torch.nn's.
 
     Attributes:
@@ -73,12 +84,12 @@ class _Parallel(nn.RNNBase):
     def __init__(
         self,
         *args: Any,
-        parallel: bool | None = None,
-        tol: float | None = None,
-        passes: int | None = None,
-        width: int | None = None,
-        burn_in: int | None = None,
-        recompute: bool = False,
+        parallel: bool | None,
+        tol: float | None,
+        passes: int | None,
+        width: int | None,
+        burn_in: int | None,
+        recompute: bool,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -102,7 +113,7 @@ class _Parallel(nn.RNNBase):
         self._serial_cases: dict[tuple[Any, ...], Report | None] = {}
 
     @classmethod
-    def from_torch(cls, module: nn.Module, **options: Any) -> Self:
+    def from_torch(cls, module: nn.Module, **options: Unpack[Options]) -> Self:
         """A layer that shares the parameters of torch.nn's layer of the same name.
 
         Args:
@@ -752,6 +763,7 @@ class _Run:
         return torch.cat(outputs), state
 
 
+@_documented
 class LSTM(_Parallel, nn.LSTM):
     """torch.nn.LSTM, parallel in time: the same arguments, weights, inputs and results.
 
@@ -781,26 +793,6 @@ class LSTM(_Parallel, nn.LSTM):
     Differences to torch.nn.LSTM: dropout between layers draws other masks on a GPU where layers run
     one by one. Under autocast, torch.func and forward mode the framework's kernel runs.
 
-    Args:
-        args: input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0,
-            bidirectional=False, proj_size=0, device=None, dtype=None, as torch.nn.LSTM's.
-        parallel: None chooses per call, layer and direction what is predicted to be faster. True
-            relaxes wherever a sequence has two chunks, and still falls back to the serial kernel
-            where that does not converge. False always takes the serial kernel.
-        tol: mismatch between chunks, relative to max(1, |state|), that counts as agreement. None
-            means 1e-12, 2e-6, 4e-3 and 3e-2 for float64, float32, float16 and bfloat16, and 5e-4
-            where cuDNN may use TF32 (torch.backends.cudnn.allow_tf32).
-        passes: a fixed number of passes over all chunks, beside the burn-in: nothing waits for the
-            device, and CUDA graphs can record the call. Nothing is checked either: the report says
-            whether it converged, when it is asked.
-        width: steps of a chunk. None chooses.
-        burn_in: steps that yield the first estimate of a chunk's start state. None chooses, and
-            learns from call to call.
-        recompute: run chunks again in backward, which saves only inputs, outputs and the states at
-            chunks' starts, and takes about a quarter more time. False keeps what cuDNN needs of
-            them, as torch.nn's layer does, where an eighth of the device's memory has room for it.
-        kwargs: torch.nn's.
-
     Example:
         >>> import torch
         >>> lstm = LSTM(10, 20, num_layers=2)
@@ -809,11 +801,39 @@ class LSTM(_Parallel, nn.LSTM):
         (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]), 'serial')
     """
 
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        parallel: bool | None = None,
+        tol: float | None = None,
+        passes: int | None = None,
+        width: int | None = None,
+        burn_in: int | None = None,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first,
+            dropout=dropout, bidirectional=bidirectional, proj_size=proj_size,
+            device=device, dtype=dtype, parallel=parallel, tol=tol, passes=passes, width=width,
+            burn_in=burn_in, recompute=recompute,
+        )  # fmt: skip
+
     @classmethod
     def _own_arguments(cls, module: nn.RNNBase) -> dict[str, Any]:
         return {"proj_size": module.proj_size}
 
 
+@_documented
 class GRU(_Parallel, nn.GRU):
     """torch.nn.GRU, parallel in time: the same arguments, weights, inputs and results.
 
@@ -821,18 +841,71 @@ class GRU(_Parallel, nn.GRU):
         n = tanh(W x_t + b + r * (U h_{t-1} + b')),  h_t = (1 - z) * n + z * h_{t-1}
 
     Cho et al., "Learning phrase representations using RNN encoder-decoder", 2014, with r as cuDNN
-    has it. Everything else, and the arguments, is as in `LSTM`, without proj_size.
+    has it. Everything else is as in `LSTM`.
     """
 
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        parallel: bool | None = None,
+        tol: float | None = None,
+        passes: int | None = None,
+        width: int | None = None,
+        burn_in: int | None = None,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first,
+            dropout=dropout, bidirectional=bidirectional, device=device, dtype=dtype,
+            parallel=parallel, tol=tol, passes=passes, width=width, burn_in=burn_in,
+            recompute=recompute,
+        )  # fmt: skip
 
+
+@_documented
 class RNN(_Parallel, nn.RNN):
     """torch.nn.RNN, parallel in time: the same arguments, weights, inputs and results.
 
         h_t = tanh(W x_t + b + U h_{t-1} + b'), or relu in place of tanh
 
-    Elman, "Finding structure in time", 1990. Everything else, and the arguments, is as in `LSTM`,
-    without proj_size but with torch.nn.RNN's nonlinearity.
+    Elman, "Finding structure in time", 1990. Everything else is as in `LSTM`.
     """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: Literal["tanh", "relu"] = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        parallel: bool | None = None,
+        tol: float | None = None,
+        passes: int | None = None,
+        width: int | None = None,
+        burn_in: int | None = None,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, num_layers, nonlinearity=nonlinearity, bias=bias,
+            batch_first=batch_first, dropout=dropout, bidirectional=bidirectional,
+            device=device, dtype=dtype, parallel=parallel, tol=tol, passes=passes, width=width,
+            burn_in=burn_in, recompute=recompute,
+        )  # fmt: skip
 
     @classmethod
     def _accepts(cls, module: nn.RNNBase) -> bool:
