@@ -37,9 +37,11 @@ class SolveReport:
     """How each of N sequences was solved: the worst of its channels.
 
     A segment's start that moves by no more than the tolerance has come to rest; where all have, the
-    result is the serial recurrence's to about `error_estimate`. Channels that don't get there keep
-    segments that have, and run the others serially. (Where a recurrence is chaotic, every way of
-    rounding takes a path of its own, the serial one too. What holds then is the residual.)
+    starts are the serial recurrence's to about `error_estimate`. So are the steps between them if
+    the recurrence forgets; close to chaos errors there grew to some ten times as much. Channels
+    that don't get there keep segments that have, and run the others serially. (Where a recurrence
+    is chaotic, every way of rounding takes a path of its own, the serial one too. What holds then
+    is the residual.)
 
     Nothing waits for a device before a field is read.
 

@@ -458,6 +458,14 @@ def test_n11_nobody_waits_for_what_will_not_converge():
     assert report.depth <= 2000 + 16 + 3 * 20
 
 
+def test_n11_without_a_second_pass_no_forgetting_was_seen():
+    reference = network("RNN", 5, 16, gain=40, nonlinearity="relu", dtype=torch.float32)
+    x = sequences(reference, 1000, 2, requires_grad=False)
+    report = ours(reference, width=50, burn_in=16)(x, return_report=True)[2]
+    assert (report.status, report.passes) == ("fell_back", 1)  # states overflow in the first chunk
+    assert report.error_estimate == math.inf
+
+
 def test_n11_a_hard_sequence_leaves_the_others_alone():
     # The hard one holds the input that keeps its forget gates open.
     reference = network("LSTM", 5, 8)

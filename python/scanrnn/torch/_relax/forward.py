@@ -267,7 +267,7 @@ class Call:
         self.kept = torch.from_numpy(np.nonzero(keep)[0]).to(self.layout.device)
         report = self.report
         report.status = "fell_back"
-        if not contraction <= 0.5:
+        if not (report.passes > 1 and contraction <= 0.5):  # without a second pass nothing was seen
             report._amplification = math.inf
         report._residual = float(gaps[keep].max(initial=0.0))
         pairs = zip(counts, self.layout.counts, strict=True)
