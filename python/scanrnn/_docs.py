@@ -261,7 +261,8 @@ _SOLVED = (
     '(Bock & Plitt, "A Multiple Shooting Algorithm for Direct Solution of Optimal Control '
     'Problems", 1984): segments of time run at once from guesses of their starts, the starts are '
     "corrected by the segments' tangents, and what moved runs again. The result is the serial one's"
-    " to the tolerance; what does not come to rest is run serially, and the report says so."
+    " to the tolerance; what does not come to rest is run serially, and the report says so. 1 "
+    "minus a gate is taken of the rounded gate: where that is 1, it is 0, as are its gradients."
 )
 
 #: Options that several functions have. {main} is the input whose shape counts.
