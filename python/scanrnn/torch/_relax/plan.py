@@ -220,11 +220,12 @@ def choose(
 
     run = _cost_of_runs(kernel, device_type, dtype)
     serial = run(longest, total / longest, grad, False)
-    around, call = costs.machine(device_type).relaxation, costs.machine(device_type).call
+    machine = costs.machine(device_type)
+    around, call = machine.relaxation, machine.call
+    steps = max(burn_in, adjoint)  # of the backward pass, if none is rounded up
 
     def backward(w: int) -> tuple[float, int]:
         """Time of the backward pass, and its burn-in."""
-        steps = max(burn_in, adjoint)
         passes, first = divmod(steps, w)
         one = run(w, total / w, True, True)
         again = one - (run(w, total / w, False, True) if keeps else 0.0)
@@ -245,7 +246,6 @@ def choose(
         return chunks(w) + (run(rest, sequences, grad, False) if rest else 0.0)
 
     if width is None:
-        steps = max(burn_in, adjoint)
         parts = [math.ceil(steps / n) for n in BURN_IN_PARTS if keeps and grad]
         widths = [w for w in sorted({*WIDTHS, *parts}) if WIDTHS[0] <= w <= longest // 2]
         if force and not widths and longest >= 2:
